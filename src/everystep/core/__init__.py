@@ -1,0 +1,1 @@
+"""Pure values and decisions. Never imports torch, never touches files, clocks or processes."""

@@ -1,0 +1,95 @@
+"""What a run holds: its atoms and the optimizers that move them, as plain values."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from itertools import chain
+
+import msgspec
+
+from everystep.core.dtypes import tensor_bytes
+
+ALIGN_BYTES = 64  # payload blocks start on cache lines, so views of any element type are aligned
+
+
+def align(offset: int, to: int = ALIGN_BYTES) -> int:
+    return -(-offset // to) * to
+
+
+class Mode(StrEnum):
+    """How an optimizer's steps are kept."""
+
+    REPLAY = "replay"  # the shadow applies every record to its replica
+    LOG = "log"  # the shadow keeps base and log; the user's own optimizer replays at recovery
+    STATE = "state"  # what a step changed is sent as it is; nothing to replay
+
+
+class Atom(msgspec.Struct, frozen=True):
+    """One logical tensor. `slots` of optimizers belong to it but are found later, as they appear."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    buffer: bool = False
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def bytes(self) -> int:
+        return tensor_bytes(self.dtype, self.shape)
+
+
+class OptimizerSpec(msgspec.Struct, frozen=True):
+    """`groups` lists atom ids, in the order of the optimizer's own parameter groups."""
+
+    key: str
+    path: str  # module:qualname
+    mode: Mode
+    groups: tuple[tuple[int, ...], ...]
+    why: str = ""  # the reason for the mode, in words
+
+    @property
+    def atoms(self) -> tuple[int, ...]:
+        return tuple(chain.from_iterable(self.groups))
+
+
+class Census(msgspec.Struct, frozen=True):
+    atoms: tuple[Atom, ...]
+    optimizers: tuple[OptimizerSpec, ...]
+    exactness: str  # exact | bounded | lossy
+    why: str = ""
+
+    def owner_mode(self, atom: int) -> Mode | None:
+        """The strictest mode among the optimizers that own this atom; None if nothing moves it."""
+        modes = {spec.mode for spec in self.optimizers if atom in spec.atoms}
+        for mode in (Mode.LOG, Mode.STATE, Mode.REPLAY):
+            if mode in modes:
+                return mode
+        return None
+
+
+def gradient_layout(census: Census, optimizer: int) -> tuple[tuple[int, ...], int]:
+    """Offset of every atom's gradient inside a call's payload when all are present, and its length.
+
+    A gradient has its atom's own dtype and shape, and keeps its place when others are absent.
+    """
+    offsets, cursor = [], 0
+    for atom in census.optimizers[optimizer].atoms:
+        offsets.append(cursor)
+        cursor = align(cursor + census.atoms[atom].bytes)
+    return tuple(offsets), cursor
+
+
+def mismatches(expected: Census, found: Census) -> list[str]:
+    """Differences in names, shapes and dtypes between the model given and the run, in words."""
+    ours = {atom.name: atom for atom in expected.atoms}
+    theirs = {atom.name: atom for atom in found.atoms}
+    lines = [f"{name}: in the model, not in the run" for name in ours if name not in theirs]
+    lines += [f"{name}: in the run, not in the model" for name in theirs if name not in ours]
+    for name, atom in ours.items():
+        other = theirs.get(name)
+        if other and (atom.shape, atom.dtype) != (other.shape, other.dtype):
+            lines.append(
+                f"{name}: model has {atom.dtype}{list(atom.shape)}, "
+                f"run has {other.dtype}{list(other.shape)}"
+            )
+    return lines

@@ -1,0 +1,73 @@
+"""What happened in a step, in order. A record is the list of events up to and including a seal.
+
+Tensor bytes do not travel inside events: they lie in the payload, `at` bytes from its start.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Edit(msgspec.Struct, frozen=True, tag="edit", array_like=True):
+    """`nbytes` bytes of one tensor, from byte `start` on: the atom's value (slot "") or one of its
+    optimizer slots ("<optimizer key>/<name>")."""
+
+    atom: int
+    slot: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    nbytes: int
+    at: int
+
+
+class SlotValues(msgspec.Struct, frozen=True, tag="values", array_like=True):
+    """The parts of one atom's optimizer state that are not plain tensors, encoded."""
+
+    atom: int
+    optimizer: int
+    values: bytes
+
+
+class Rebase(msgspec.Struct, frozen=True, tag="rebase", array_like=True):
+    """The edits of these atoms in this record are their whole state at this step; `versions` tells
+    when each last changed, so that an unchanged atom is not written to the store again."""
+
+    atoms: tuple[int, ...]
+    versions: tuple[int, ...]
+
+
+class Call(msgspec.Struct, frozen=True, tag="call", array_like=True):
+    """One optimizer call: the gradients it consumed (`presence` has a bit per atom of the optimizer:
+    None is not zero) and every scalar of its groups."""
+
+    optimizer: int
+    groups: bytes
+    presence: bytes
+    at: int
+    amp: bytes  # grad_scale and found_inf as the optimizer saw them; empty without a scaler
+
+
+class Seal(msgspec.Struct, frozen=True, tag="seal", array_like=True):
+    """The end of step `step`. An empty `state` or group means: as in the record before."""
+
+    step: int
+    after: int  # the step this record follows; a gap shows here
+    rng: bytes
+    state: bytes
+    groups: tuple[bytes, ...]
+    fingerprints: dict[int, int]
+    time_ns: int
+
+
+Event = Edit | SlotValues | Rebase | Call | Seal
+
+
+def pack_presence(present: list[bool]) -> bytes:
+    bits = sum(1 << i for i, there in enumerate(present) if there)
+    return bits.to_bytes(-(-len(present) // 8) or 1, "little")
+
+
+def unpack_presence(packed: bytes, count: int) -> list[bool]:
+    bits = int.from_bytes(packed, "little")
+    return [bool(bits >> i & 1) for i in range(count)]

@@ -1,0 +1,53 @@
+"""How large the ring is: a pure function of what must fit and what memory there is."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from everystep.core.census import Census, align, gradient_layout
+from everystep.errors import NotEnoughMemory
+
+RING_HEADER_BYTES = 4096
+SLOT_HEADER_BYTES = 128
+_PAGE_BYTES = 4096
+_SLOTS_MIN, _SLOTS_DEFAULT, _SLOTS_MAX = 2, 8, 128
+_SMALL_RING_BYTES = 64 << 20  # up to here more slots are cheap, and they absorb bursts
+_BASE_SLICE_BYTES = 16 << 20  # a base should not crawl through slots made for a tiny adapter
+
+
+class Geometry(NamedTuple):
+    slots: int
+    slot_bytes: int
+
+    @property
+    def bytes(self) -> int:
+        return RING_HEADER_BYTES + self.slots * self.slot_bytes
+
+    @property
+    def capacity(self) -> int:
+        """Bytes of payload and document together that one slot takes."""
+        return self.slot_bytes - SLOT_HEADER_BYTES
+
+
+def ring_geometry(census: Census, document_bytes: int, available_bytes: int) -> Geometry:
+    """Slots that each hold the largest optimizer call and a document; fewer where memory is short."""
+    calls = [gradient_layout(census, i)[1] for i in range(len(census.optimizers))]
+    state_bytes = sum(atom.bytes for atom in census.atoms)
+    payload = max([*calls, min(state_bytes, _BASE_SLICE_BYTES)])
+    room_for_documents = 2 * document_bytes + 64 * len(census.atoms) + (64 << 10)
+    slot = align(SLOT_HEADER_BYTES + payload + room_for_documents, _PAGE_BYTES)
+    wanted = min(_SLOTS_MAX, max(_SLOTS_DEFAULT, _SMALL_RING_BYTES // slot))
+    affordable = (available_bytes - RING_HEADER_BYTES) // slot
+    if affordable < _SLOTS_MIN:
+        raise NotEnoughMemory(
+            f"ring: {_SLOTS_MIN} slots of {slot / 2**20:.1f} MiB needed, "
+            f"{max(available_bytes, 0) / 2**20:.1f} MiB of host memory available",
+            hint="free host memory, raise the cgroup's limit, or point arena_dir at a disk",
+        )
+    return Geometry(int(min(wanted, affordable)), slot)
+
+
+def replica_bytes(census: Census) -> int:
+    """What the shadow's replica will need, guessing two optimizer slots for every moved parameter."""
+    moved = {atom for spec in census.optimizers for atom in spec.atoms}
+    return sum(atom.bytes * (3 if i in moved else 1) for i, atom in enumerate(census.atoms))

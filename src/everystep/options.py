@@ -1,0 +1,79 @@
+"""What a user may choose, checked once. Explicit arguments beat EVERYSTEP_* variables."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from everystep.errors import OptionsError
+
+_UNITS_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd])")
+
+
+@dataclass(frozen=True)
+class Options:
+    """The dials of `attach`; docs in README, the list is frozen by a test."""
+
+    durable_every: str | int = "10m"
+    """How often the shadow writes a base to the store: a duration ("10m") or a number of steps."""
+    on_lag: Literal["drop", "wait"] = "drop"
+    """A full ring lets records go and re-bases later, or makes the trainer wait."""
+    on_failure: Literal["warn", "raise"] = "warn"
+    """A failure of everystep during training degrades loudly, or raises in the trainer."""
+    keep_last: int = 3
+    """How many bases stay in the store (what a kept base refers to stays too)."""
+    idle_exit: str = "1h"
+    """How long a shadow without a trainer keeps serving before it goes away."""
+    arena_dir: str | None = None
+    """Directory for shared memory instead of anonymous memory (memfd)."""
+    enabled: bool = True
+    """False installs no hook and starts no process; so does EVERYSTEP_DISABLE=1."""
+
+    def __post_init__(self) -> None:
+        _one_of("on_lag", self.on_lag, ("drop", "wait"))
+        _one_of("on_failure", self.on_failure, ("warn", "raise"))
+        if isinstance(self.durable_every, str):
+            duration_seconds("durable_every", self.durable_every)
+        elif self.durable_every < 1:
+            raise OptionsError(f"option durable_every: {self.durable_every} steps, expected >= 1")
+        duration_seconds("idle_exit", self.idle_exit)
+        if self.keep_last < 1:
+            raise OptionsError(f"option keep_last: {self.keep_last}, expected >= 1")
+
+
+def resolve(given: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Options:
+    """Options from explicit arguments, then the environment, then the defaults."""
+    known = {field.name for field in fields(Options)}
+    unknown = sorted(set(given) - known)
+    if unknown:
+        raise OptionsError(
+            f"attach: unknown option {unknown[0]!r}",
+            hint=f"known options: {', '.join(sorted(known))}",
+        )
+    values: dict[str, Any] = {}
+    for name in known - {"enabled"}:
+        text = environment.get(f"EVERYSTEP_{name.upper()}")
+        if text is not None:
+            values[name] = int(text) if text.isdigit() else text
+    if environment.get("EVERYSTEP_DISABLE", "") not in ("", "0"):
+        values["enabled"] = False
+    return Options(**{**values, **given})
+
+
+def duration_seconds(name: str, text: str) -> float:
+    """'90s', '10m', '2h', '1d' in seconds."""
+    match = _DURATION.fullmatch(text.strip())
+    if match is None or float(match[1]) <= 0:
+        raise OptionsError(
+            f"option {name}: {text!r} is not a duration", hint='write "30s", "10m" or "2h"'
+        )
+    return float(match[1]) * _UNITS_SECONDS[match[2]]
+
+
+def _one_of(name: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise OptionsError(f"option {name}: {value!r}, expected one of {', '.join(choices)}")

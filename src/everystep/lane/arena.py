@@ -1,0 +1,72 @@
+"""Shared memory by descriptor: it vanishes with its last holder, however that one dies."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+
+from everystep.errors import NotEnoughMemory
+
+_TOO_LITTLE = (errno.ENOSPC, errno.ENOMEM, errno.EFBIG, errno.EDQUOT)
+
+
+class SharedMemory:
+    """One mapped region behind one descriptor. Owned by whoever made or received it."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self.bytes = os.fstat(fd).st_size
+        self.map = mmap.mmap(fd, self.bytes)
+        self.view = memoryview(self.map)
+        self.words = self.view.cast("Q")
+
+    @classmethod
+    def create(cls, size: int, name: str, directory: str | None = None) -> SharedMemory:
+        """Memory that is really there: it is allocated now, because a hole would be a SIGBUS later."""
+        size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+        fd, place = _open(name, directory)
+        try:
+            os.posix_fallocate(fd, 0, size)
+            return cls(fd)
+        except OSError as error:
+            os.close(fd)
+            if error.errno not in _TOO_LITTLE:
+                raise
+            raise NotEnoughMemory(
+                f"allocate {size / 2**20:.1f} MiB for {name} in {place}: {error.strerror}",
+                hint="point arena_dir (or EVERYSTEP_ARENA_DIR) at a directory with room, "
+                "or free host memory",
+            ) from error
+
+    def close(self) -> None:
+        """Give the descriptor back; the pages go when the last holder has done so."""
+        if self.fd < 0:
+            return
+        os.close(self.fd)
+        self.fd = -1
+        self.words.release()
+        try:
+            self.view.release()
+            self.map.close()
+        except BufferError:
+            pass  # somebody still looks at a slice: the mapping goes when that view does
+
+
+def _open(name: str, directory: str | None) -> tuple[int, str]:
+    if directory is not None:
+        return _unnamed_file(directory), directory
+    try:
+        return os.memfd_create(f"everystep-{name}", os.MFD_CLOEXEC), "anonymous memory"
+    except OSError:  # refused by an old kernel or a sandbox: the classic place instead
+        return _unnamed_file("/dev/shm"), "/dev/shm"
+
+
+def _unnamed_file(directory: str) -> int:
+    try:
+        return os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise NotEnoughMemory(
+            f"open an unnamed file in {directory}: {error.strerror}",
+            hint="arena_dir must be a writable directory on a local file system",
+        ) from error

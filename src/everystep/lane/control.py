@@ -1,0 +1,130 @@
+"""Control messages between trainer, shadow and command line, over ZeroMQ. Tensors never go this way."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, TypeVar
+
+import msgspec
+import zmq
+
+from everystep.core.census import Census
+from everystep.errors import LaneTimeout
+from everystep.format.base import SessionValues
+
+
+class AskStatus(msgspec.Struct, frozen=True, tag="status"):
+    pass
+
+
+class AskFlush(msgspec.Struct, frozen=True, tag="flush"):
+    """Make everything up to this step durable; answered when it is, or when it cannot be."""
+
+    step: int
+
+
+class AskYield(msgspec.Struct, frozen=True, tag="yield"):
+    """Replay what there is, stop changing the replica, and say where everything lies."""
+
+
+class AskRetire(msgspec.Struct, frozen=True, tag="retire"):
+    """Another shadow holds the replica now: go away, write nothing."""
+
+
+class AskClose(msgspec.Struct, frozen=True, tag="close"):
+    """The trainer ended well: make everything durable and go away."""
+
+    step: int
+
+
+class AskLeave(msgspec.Struct, frozen=True, tag="leave"):
+    """The trainer stops but may come back: the same as if it had died."""
+
+
+Request = AskStatus | AskFlush | AskYield | AskRetire | AskClose | AskLeave
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where a tensor lies in the replica's memory."""
+
+    atom: int
+    slot: str
+    dtype: str
+    shape: tuple[int, ...]
+    version: int
+    extent: int
+    at: int
+    bytes: int
+
+
+class Holding(msgspec.Struct, frozen=True):
+    """What a shadow holds, for the trainer that comes back and for the shadow that takes over.
+
+    `extents` memory objects follow through the descriptor socket, then one with the log tail if
+    `tail_bytes` is not 0.
+    """
+
+    step: int
+    epoch: int
+    census: Census
+    places: tuple[Place, ...]
+    extents: int
+    session: SessionValues
+    tail_bytes: int
+    tail_steps: int
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """`error` is empty when the request was carried out."""
+
+    error: str = ""
+    status: dict[str, Any] = {}
+    holding: Holding | None = None
+
+
+T = TypeVar("T")
+
+
+class ControlServer:
+    """Owned by the shadow's main thread; requests may be answered later, in any order."""
+
+    def __init__(self, address: str) -> None:
+        self.socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
+        self.socket.setsockopt(zmq.LINGER, 500)
+        self.socket.bind(address)
+        self._decoder = msgspec.msgpack.Decoder(Request)
+
+    def receive(self) -> tuple[list[bytes], Request] | None:
+        """The next request with its return address, or None; nonsense is dropped."""
+        while True:
+            try:
+                *route, body = self.socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return None
+            with contextlib.suppress(msgspec.DecodeError):
+                return route, self._decoder.decode(body)
+
+    def answer(self, route: list[bytes], answer: Answer) -> None:
+        with contextlib.suppress(zmq.ZMQError):  # whoever asked may be gone
+            self.socket.send_multipart([*route, msgspec.msgpack.encode(answer)], zmq.NOBLOCK)
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+def ask(address: str, request: Request, *, timeout_seconds: float) -> Answer:
+    """One bounded question to a shadow."""
+    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.REQ)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.RECONNECT_IVL, 10)
+    try:
+        socket.connect(address)
+        socket.send(msgspec.msgpack.encode(request))
+        if not socket.poll(int(timeout_seconds * 1000)):
+            raise LaneTimeout(
+                f"ask shadow at {address} for {type(request).__name__[3:].lower()}: "
+                f"no answer in {timeout_seconds:g} s"
+            )
+        return msgspec.msgpack.decode(socket.recv(), type=Answer)
+    finally:
+        socket.close()

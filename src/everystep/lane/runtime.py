@@ -1,0 +1,89 @@
+"""Where the processes of a run on this host meet: one private directory, found from the run's path."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import tempfile
+import time
+from pathlib import Path
+
+import msgspec
+
+from everystep.errors import LaneError, RunBusy
+
+
+class ShadowCard(msgspec.Struct, frozen=True):
+    """How to find a shadow; written by it once it listens."""
+
+    pid: int
+    start: int
+    control: str
+    descriptors: str
+
+
+def runtime_dir(run: str) -> Path:
+    """The run's meeting place, made if missing, readable by this user alone."""
+    root = os.environ.get("EVERYSTEP_RUNTIME_DIR")
+    base = Path(root) if root else Path(tempfile.gettempdir()) / f"everystep-{os.getuid()}"
+    name = hashlib.sha256(str(Path(run).absolute()).encode()).hexdigest()[:16]
+    for folder in (base, base / name):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if folder.stat().st_uid != os.getuid():
+            raise LaneError(
+                f"runtime directory {folder}: owned by another user",
+                hint="set EVERYSTEP_RUNTIME_DIR to a private directory",
+            )
+    return base / name
+
+
+def read_card(folder: Path) -> ShadowCard | None:
+    """The card of the run's shadow, if there is a living one."""
+    from everystep.lane.host import process_start
+
+    try:
+        card = msgspec.json.decode((folder / "shadow.json").read_bytes(), type=ShadowCard)
+    except (OSError, msgspec.DecodeError):
+        return None
+    return card if process_start(card.pid) == card.start else None
+
+
+def write_card(folder: Path, card: ShadowCard) -> None:
+    temporary = folder / f"shadow.json.{card.pid}"
+    temporary.write_bytes(msgspec.json.encode(card))
+    temporary.replace(folder / "shadow.json")
+
+
+def remove_card(folder: Path, pid: int) -> None:
+    """Take the card away if it is still ours."""
+    card = read_card(folder)
+    if card is not None and card.pid == pid:
+        (folder / "shadow.json").unlink(missing_ok=True)
+
+
+class TrainerLock:
+    """One trainer per run on this host. A POSIX lock: it dies with the process, and forked data
+    loader workers do not inherit it."""
+
+    def __init__(self, folder: Path, run: str) -> None:
+        self._fd = os.open(folder / "trainer.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = (
+                os.pread(self._fd, 200, 0).decode(errors="replace").strip() or "another process"
+            )
+            os.close(self._fd)
+            raise RunBusy(
+                f"attach {run}: the run is held by {holder}",
+                hint="stop that trainer first, or give this one another run=",
+            ) from error
+        text = f"pid {os.getpid()} since {time.strftime('%Y-%m-%d %H:%M:%S')}\n"
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, text.encode(), 0)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1

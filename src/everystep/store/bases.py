@@ -1,0 +1,215 @@
+"""Writing and reading one base. A reader hands out no byte whose chunk it has not checked."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import xxhash
+
+from everystep.core.census import Census
+from everystep.errors import CorruptData, UnknownVersion
+from everystep.format.base import (
+    CHUNK_BYTES,
+    BaseEntry,
+    BaseIndex,
+    SessionValues,
+    StoredFile,
+    StoredTensor,
+    safetensors_header,
+)
+from everystep.format.document import pack_document, unpack_document
+from everystep.store import layout
+from everystep.store.commit import crash_point, make_dirs, sync_dir, write_blocks
+from everystep.store.runs import Candidate
+
+
+class SnapshotTensor(NamedTuple):
+    atom: int
+    slot: str
+    dtype: str
+    shape: tuple[int, ...]
+    version: int
+    data: memoryview
+
+
+class Snapshot(NamedTuple):
+    """A consistent state to be written; nobody changes its bytes meanwhile."""
+
+    step: int
+    census: Census
+    tensors: list[SnapshotTensor]
+    session: SessionValues
+    tail: bytes
+    tail_steps: int
+
+
+def write_base(
+    run: Path, run_id: str, epoch: int, snapshot: Snapshot, previous: BaseIndex | None
+) -> tuple[BaseEntry, BaseIndex]:
+    """Put a snapshot on the disk, synced. It counts only once a manifest names it.
+
+    Tensors that have not changed since `previous` are referred to, not written.
+    """
+    folder = layout.base_dir(run, epoch, snapshot.step)
+    make_dirs(folder, below=run)
+    crash_point("base_begun")
+    files, tensors = _reuse(snapshot, previous)
+    known = {(t.atom, t.slot) for t in tensors}
+    fresh = [t for t in snapshot.tensors if (t.atom, t.slot) not in known]
+    before = len(files)
+    for name, part in (
+        (layout.WEIGHTS, [t for t in fresh if not t.slot]),
+        (layout.SLOTS, [t for t in fresh if t.slot]),
+    ):
+        if part:
+            tensors += _write_tensors(run, folder / name, part, snapshot.census, files)
+    session = _write_file(
+        run, folder / layout.SESSION, [msgspec.msgpack.encode(snapshot.session)], files
+    )
+    tail = _write_file(run, folder / layout.TAIL, [snapshot.tail], files) if snapshot.tail else None
+    crash_point("data_synced")
+    index = BaseIndex(
+        run_id=run_id,
+        epoch=epoch,
+        step=snapshot.step,
+        census=snapshot.census,
+        files=tuple(files),
+        tensors=tuple(tensors),
+        session=session,
+        tail=tail,
+        tail_steps=snapshot.tail_steps,
+        time=time.time(),
+    )
+    data = pack_document("base", index)
+    write_blocks(folder / layout.INDEX, [data])
+    sync_dir(folder)
+    crash_point("index_written")
+    new_bytes = len(data) + sum(file.bytes for file in files[before:])
+    entry = BaseEntry(
+        snapshot.step,
+        xxhash.xxh3_128_hexdigest(data),
+        new_bytes,
+        sum(f.bytes for f in files),
+        index.time,
+    )
+    return entry, index
+
+
+def _reuse(
+    snapshot: Snapshot, previous: BaseIndex | None
+) -> tuple[list[StoredFile], list[StoredTensor]]:
+    if previous is None or previous.census.atoms != snapshot.census.atoms:
+        return [], []
+    stored = {(t.atom, t.slot): t for t in previous.tensors}
+    kept = [
+        old
+        for t in snapshot.tensors
+        if (old := stored.get((t.atom, t.slot)))
+        and (old.version, old.dtype, old.shape) == (t.version, t.dtype, t.shape)
+    ]
+    used = sorted({t.file for t in kept})
+    renumbered = {old: new for new, old in enumerate(used)}
+    files = [previous.files[i] for i in used]
+    return files, [msgspec.structs.replace(t, file=renumbered[t.file]) for t in kept]
+
+
+def _write_tensors(
+    run: Path, path: Path, part: list[SnapshotTensor], census: Census, files: list[StoredFile]
+) -> list[StoredTensor]:
+    # widest elements first keeps every tensor aligned, as safetensors asks for
+    part = sorted(part, key=lambda t: -len(t.data) % 64)
+    header = safetensors_header(
+        [(_tensor_name(census, t), t.dtype, t.shape, len(t.data)) for t in part]
+    )
+    file = _write_file(run, path, [header, *(t.data for t in part)], files)
+    stored, cursor = [], len(header)
+    for t in part:
+        stored.append(
+            StoredTensor(t.atom, t.slot, t.dtype, t.shape, t.version, file, cursor, len(t.data))
+        )
+        cursor += len(t.data)
+    return stored
+
+
+def _tensor_name(census: Census, tensor: SnapshotTensor) -> str:
+    name = census.atoms[tensor.atom].name
+    return f"{name}:{tensor.slot.strip('/')}" if tensor.slot else name
+
+
+def _write_file(
+    run: Path, path: Path, blocks: Iterable[bytes | memoryview], files: list[StoredFile]
+) -> int:
+    size, chunks = write_blocks(path, blocks)
+    files.append(StoredFile(str(path.relative_to(run)), size, chunks))
+    return len(files) - 1
+
+
+def read_index(run: Path, candidate: Candidate) -> BaseIndex:
+    """The index of a committed base, checked against the manifest that names it."""
+    path = layout.base_dir(run, candidate.epoch, candidate.entry.step) / layout.INDEX
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise CorruptData(f"read {path}: {error.strerror}") from error
+    try:
+        index = unpack_document("base", data, BaseIndex, str(path))
+    except UnknownVersion:
+        raise
+    if xxhash.xxh3_128_hexdigest(data) != candidate.entry.digest:
+        raise CorruptData(f"read {path}: it is not the index that the manifest names")
+    return index
+
+
+class BaseReader:
+    """An open base: every file mapped, every chunk checked before the first byte is given out."""
+
+    def __init__(self, run: Path, index: BaseIndex) -> None:
+        self.index = index
+        self._views = [open_checked(run, file) for file in index.files]
+        for tensor in index.tensors:
+            if tensor.at + tensor.bytes > index.files[tensor.file].bytes:
+                raise CorruptData(f"base {index.step}: a tensor ends behind its file")
+
+    def tensor(self, tensor: StoredTensor) -> memoryview:
+        return self._views[tensor.file][tensor.at : tensor.at + tensor.bytes]
+
+    @property
+    def session(self) -> SessionValues:
+        try:
+            return msgspec.msgpack.decode(self._views[self.index.session], type=SessionValues)
+        except msgspec.DecodeError as error:
+            raise CorruptData(f"base {self.index.step}: session values: {error}") from error
+
+    @property
+    def tail(self) -> memoryview:
+        return memoryview(b"") if self.index.tail is None else self._views[self.index.tail]
+
+
+def open_checked(run: Path, file: StoredFile) -> memoryview:
+    """Map a stored file and check its length and every chunk."""
+    path = run / file.path
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise CorruptData(f"read {path}: {error.strerror}") from error
+    try:
+        size = os.fstat(fd).st_size
+        if size != file.bytes or len(file.chunks) != -(-size // CHUNK_BYTES):
+            raise CorruptData(f"read {path}: {size} bytes, the index says {file.bytes}")
+        view = memoryview(mmap.mmap(fd, size, access=mmap.ACCESS_COPY)) if size else memoryview(b"")
+    finally:
+        os.close(fd)
+    for i, expected in enumerate(file.chunks):
+        found = xxhash.xxh3_64_hexdigest(view[i * CHUNK_BYTES : (i + 1) * CHUNK_BYTES])
+        if found != expected:
+            raise CorruptData(
+                f"read {path} at byte {i * CHUNK_BYTES}: chunk checksum {found}, index says {expected}",
+                hint="this base is damaged and will be skipped; everystep verify lists what is left",
+            )
+    return view

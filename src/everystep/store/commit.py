@@ -1,0 +1,100 @@
+"""How bytes become durable, in one place: data, sync, rename, sync the directory.
+
+Every boundary has a name; a test kills the writer at each of them (EVERYSTEP_CRASH_AT=name).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterable
+from pathlib import Path
+
+import xxhash
+
+from everystep.format.base import CHUNK_BYTES
+from everystep.store.layout import TEMPORARY_PREFIX
+
+CRASH_POINTS = (
+    "base_begun",
+    "data_half_written",
+    "data_written",
+    "data_synced",
+    "index_written",
+    "manifest_written",
+    "manifest_synced",
+    "manifest_renamed",
+    "old_bases_half_removed",
+)
+
+
+def crash_point(name: str) -> None:
+    """Die here if a test asked for it; otherwise nothing."""
+    if os.environ.get("EVERYSTEP_CRASH_AT") == name:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def write_blocks(path: Path, blocks: Iterable[bytes | memoryview]) -> tuple[int, tuple[str, ...]]:
+    """Stream blocks into a new file, sync it, and return its length and chunk checksums."""
+    digests: list[str] = []
+    chunk, filled, total = xxhash.xxh3_64(), 0, 0
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    try:
+        for block in blocks:
+            view = memoryview(block).cast("B")
+            while len(view):
+                part = view[: CHUNK_BYTES - filled]
+                _write_all(fd, part)
+                chunk.update(part)
+                filled += len(part)
+                total += len(part)
+                view = view[len(part) :]
+                if filled == CHUNK_BYTES:
+                    digests.append(chunk.hexdigest())
+                    chunk, filled = xxhash.xxh3_64(), 0
+            crash_point("data_half_written")
+        if filled:
+            digests.append(chunk.hexdigest())
+        crash_point("data_written")
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    return total, tuple(digests)
+
+
+def write_document(path: Path, data: bytes) -> None:
+    """Replace a small file atomically and durably."""
+    temporary = path.with_name(f"{TEMPORARY_PREFIX}{path.name}-{os.getpid()}")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    try:
+        _write_all(fd, memoryview(data))
+        crash_point("manifest_written")
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    crash_point("manifest_synced")
+    temporary.replace(path)
+    crash_point("manifest_renamed")
+    sync_dir(path.parent)
+
+
+def make_dirs(path: Path, *, below: Path) -> None:
+    """Create a directory and sync every parent up to `below`, so that the names survive too."""
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in (path, *path.parents):
+        sync_dir(folder)
+        if folder == below:
+            return
+
+
+def sync_dir(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _write_all(fd: int, view: memoryview) -> None:
+    while len(view):
+        view = view[os.write(fd, view) :]

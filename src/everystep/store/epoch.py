@@ -1,0 +1,83 @@
+"""One epoch as its writer sees it: commit a base, then drop what retention no longer keeps."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import msgspec
+
+from everystep.errors import StoreError
+from everystep.format.base import BaseEntry, BaseIndex, Manifest, Point
+from everystep.store import layout
+from everystep.store.bases import Snapshot, read_index, write_base
+from everystep.store.commit import crash_point
+from everystep.store.runs import Candidate, check_fence, claim_epoch, read_lineage, write_manifest
+
+
+class EpochWriter:
+    """The only thing that writes to a run. Owned by one thread of one shadow."""
+
+    def __init__(self, run: Path, continues: Point | None, keep_last: int) -> None:
+        self._run = run
+        self._keep_last = keep_last
+        self.manifest: Manifest = claim_epoch(run, continues)
+        """What counts in our epoch; `previous` is the newest base of the run's lineage."""
+        self.previous = self._newest_index()
+
+    def commit(self, snapshot: Snapshot) -> BaseEntry:
+        """Write a base and make it count; on any failure nothing has changed."""
+        check_fence(self._run, self.manifest.epoch)
+        folder = layout.base_dir(self._run, self.manifest.epoch, snapshot.step)
+        shutil.rmtree(folder, ignore_errors=True)  # leftovers of a write that failed
+        try:
+            entry, index = write_base(
+                self._run, self.manifest.run_id, self.manifest.epoch, snapshot, self.previous
+            )
+            check_fence(self._run, self.manifest.epoch)
+            manifest = msgspec.structs.replace(self.manifest, bases=(*self.manifest.bases, entry))
+            write_manifest(self._run, manifest)
+        except OSError:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        self.manifest, self.previous = manifest, index
+        self._retain()
+        return entry
+
+    def _newest_index(self) -> BaseIndex | None:
+        for candidate in read_lineage(self._run).candidates:
+            try:
+                return read_index(self._run, candidate)
+            except StoreError:
+                continue
+        return None
+
+    def _retain(self) -> None:
+        """Forget old bases in the manifest first, then remove the files nobody refers to."""
+        candidates = read_lineage(self._run).candidates
+        keep, drop = candidates[: self._keep_last], candidates[self._keep_last :]
+        if not drop:
+            return
+        needed = {file.path for c in keep for file in read_index(self._run, c).files}
+        ours = {c.entry.step for c in keep if c.epoch == self.manifest.epoch}
+        earlier = tuple(c.point for c in drop if c.epoch != self.manifest.epoch)
+        manifest = msgspec.structs.replace(
+            self.manifest,
+            bases=tuple(entry for entry in self.manifest.bases if entry.step in ours),
+            dropped=(*self.manifest.dropped, *earlier),
+        )
+        write_manifest(self._run, manifest)
+        self.manifest = manifest
+        remove_unreferenced(self._run, drop, needed)
+
+
+def remove_unreferenced(run: Path, drop: list[Candidate], needed: set[str]) -> None:
+    """Remove the files of dropped bases, except those that a kept base refers to."""
+    for candidate in drop:
+        folder = layout.base_dir(run, candidate.epoch, candidate.entry.step)
+        for path in folder.iterdir() if folder.is_dir() else ():
+            if str(path.relative_to(run)) not in needed:
+                path.unlink()
+                crash_point("old_bases_half_removed")
+        if folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()

@@ -1,0 +1,36 @@
+"""Every name in a run's directory.
+
+RUN/everystep.json                                   what run this is
+RUN/epochs/000002/manifest.json                      what counts, and which point it continues
+RUN/epochs/000002/bases/000000000120/index.json      atoms, versions, files, checksums
+                                    /weights.safetensors  /slots.safetensors
+                                    /session.bin          /tail.bin
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+TEMPORARY_PREFIX = ".everystep-tmp-"
+RUN_DOCUMENT = "everystep.json"
+MANIFEST = "manifest.json"
+INDEX = "index.json"
+WEIGHTS = "weights.safetensors"
+SLOTS = "slots.safetensors"
+SESSION = "session.bin"
+TAIL = "tail.bin"
+
+
+def epoch_dir(run: Path, epoch: int) -> Path:
+    return run / "epochs" / f"{epoch:06d}"
+
+
+def base_dir(run: Path, epoch: int, step: int) -> Path:
+    return epoch_dir(run, epoch) / "bases" / f"{step:012d}"
+
+
+def epoch_numbers(run: Path) -> list[int]:
+    """Claimed epochs, newest first."""
+    folder = run / "epochs"
+    names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
+    return sorted((int(name) for name in names if name.isdigit()), reverse=True)

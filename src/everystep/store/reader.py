@@ -1,0 +1,82 @@
+"""Reading a run without torch: what is in it, as numpy arrays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from everystep.errors import NothingToRecover, StepUnavailable, StoreError, UnknownVersion
+from everystep.format import values
+from everystep.format.base import BaseIndex
+from everystep.store.bases import BaseReader, read_index
+from everystep.store.runs import Candidate, read_lineage
+from everystep.store.verify import Report, verify_run
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_NO_NUMPY_TYPE = {"bfloat16": "uint16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}
+
+
+def open_run(path: str | Path) -> StoredRun:
+    """Open a run for reading; the directory must hold one."""
+    return StoredRun(Path(path).absolute())
+
+
+class StoredRun:
+    """The bases of a run that count. Every byte given out has been checked against its checksum."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        lineage = read_lineage(path)
+        self.run_id = lineage.run_id
+        self.problems = lineage.problems
+        self._candidates = lineage.candidates
+
+    @property
+    def steps(self) -> list[int]:
+        """Retained steps, oldest first."""
+        return sorted({candidate.entry.step for candidate in self._candidates})
+
+    @property
+    def bases(self) -> list[Candidate]:
+        """Committed bases, newest first."""
+        return list(self._candidates)
+
+    def index(self, step: int | None = None) -> BaseIndex:
+        """Atoms, files and checksums of a step (default: the newest readable)."""
+        for candidate in self._candidates:
+            if step is None or candidate.entry.step == step:
+                try:
+                    return read_index(self.path, candidate)
+                except UnknownVersion:
+                    raise
+                except StoreError:
+                    if step is not None:
+                        raise
+        if step is not None:
+            raise StepUnavailable(
+                f"step {step} of {self.path}: not retained", hint=f"retained steps: {self.steps}"
+            )
+        raise NothingToRecover(f"run {self.path}: no valid base")
+
+    def tensors(self, step: int | None = None) -> dict[str, np.ndarray]:
+        """Values by atom name, slots by `name:slot`. Types numpy lacks come as raw integers."""
+        import numpy as np
+
+        index = self.index(step)
+        reader = BaseReader(self.path, index)
+        found: dict[str, np.ndarray] = {}
+        for t in index.tensors:
+            name = index.census.atoms[t.atom].name + (f":{t.slot.strip('/')}" if t.slot else "")
+            kind = _NO_NUMPY_TYPE.get(t.dtype, t.dtype)
+            found[name] = np.frombuffer(reader.tensor(t), dtype=kind).reshape(t.shape)
+        return found
+
+    def state(self, step: int | None = None) -> Any:
+        """The user's state at a step; tensors in it are shown as (tag, payload)."""
+        encoded = BaseReader(self.path, self.index(step)).session.state
+        return values.decode(encoded) if encoded else {}
+
+    def verify(self) -> Report:
+        return verify_run(self.path)

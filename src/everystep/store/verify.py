@@ -1,0 +1,57 @@
+"""Reads every committed byte of a run and says what is wrong with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+from everystep.errors import StoreError
+from everystep.format.base import StoredFile
+from everystep.store.bases import open_checked, read_index
+from everystep.store.runs import Candidate, read_lineage
+
+_THREADS = 4  # hashing releases the GIL; a few readers keep a disk busy
+
+
+class Report(NamedTuple):
+    problems: list[str]
+    bases: int
+    valid: list[int]
+    files: int
+    bytes: int
+
+
+def verify_run(
+    run: Path, progress: Callable[[int, int], None] = lambda done, total: None
+) -> Report:
+    """Check documents, indexes and all chunks; `progress` is told bytes done and bytes in all."""
+    lineage = read_lineage(run)
+    problems = list(lineage.problems)
+    indexes: list[tuple[Candidate, tuple[StoredFile, ...]]] = []
+    for candidate in lineage.candidates:
+        try:
+            indexes.append((candidate, read_index(run, candidate).files))
+        except StoreError as error:
+            problems.append(str(error))
+    files = {file.path: file for _, listed in indexes for file in listed}
+    total, done = sum(file.bytes for file in files.values()), 0
+    bad: set[str] = set()
+    with ThreadPoolExecutor(_THREADS) as pool:
+        for file, problem in pool.map(lambda f: (f, _problem(run, f)), files.values()):
+            if problem:
+                problems.append(problem)
+                bad.add(file.path)
+            done += file.bytes
+            progress(done, total)
+    valid = [c.entry.step for c, listed in indexes if not bad & {file.path for file in listed}]
+    return Report(problems, len(lineage.candidates), valid, len(files), total)
+
+
+def _problem(run: Path, file: StoredFile) -> str | None:
+    try:
+        open_checked(run, file)
+    except StoreError as error:
+        return str(error).partition("\nhint:")[0]
+    return None

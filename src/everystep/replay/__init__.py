@@ -1,0 +1,1 @@
+"""Redoing steps through torch: optimizers rebuilt from their description, calls applied to tensors."""

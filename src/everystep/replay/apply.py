@@ -1,0 +1,66 @@
+"""One logged optimizer call, done again on whatever parameters stand for the atoms now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from everystep.core.census import Census, gradient_layout
+from everystep.core.events import Call, unpack_presence
+from everystep.format import values
+from everystep.replay.optimizers import on_cpu
+from everystep.replay.tensors import unpack, view_tensor
+
+
+def apply_call(
+    optimizer: torch.optim.Optimizer,
+    parameters: Sequence[torch.Tensor],
+    call: Call,
+    census: Census,
+    payload: memoryview,
+    skip: Callable[[int], bool] = lambda atom: False,
+) -> list[int]:
+    """Step `optimizer` with the gradients and scalars of `call`; returns the atoms it moved.
+
+    `skip` names atoms that have no base yet: to the optimizer they look like parameters without
+    a gradient.
+    """
+    spec = census.optimizers[call.optimizer]
+    offsets, _ = gradient_layout(census, call.optimizer)
+    set_groups(optimizer, call.groups)
+    moved = []
+    present = unpack_presence(call.presence, len(spec.atoms))
+    for atom, offset, there, parameter in zip(
+        spec.atoms, offsets, present, parameters, strict=True
+    ):
+        parameter.grad = None
+        if there and not skip(atom):
+            start, size = call.at + offset, census.atoms[atom].bytes
+            gradient = view_tensor(
+                payload[start : start + size], census.atoms[atom].dtype, census.atoms[atom].shape
+            )
+            parameter.grad = gradient.to(parameter.device)
+            moved.append(atom)
+    _step(optimizer, call, parameters)
+    return moved
+
+
+def set_groups(optimizer: torch.optim.Optimizer, encoded: bytes) -> None:
+    """Give every param group the values it had in the trainer."""
+    for group, logged in zip(optimizer.param_groups, values.decode(encoded, unpack), strict=True):
+        on_cuda = any(p.is_cuda for p in group["params"])
+        group.update(logged if on_cuda else on_cpu(logged))
+
+
+def _step(optimizer: torch.optim.Optimizer, call: Call, parameters: Sequence[torch.Tensor]) -> None:
+    amp = values.decode(call.amp, unpack) if call.amp else {}
+    for name, tensor in amp.items():  # a fused optimizer unscales, and skips, by itself
+        setattr(optimizer, name, tensor.to(parameters[0].device))
+    try:
+        optimizer.step()
+    finally:
+        for name in amp:
+            delattr(optimizer, name)
+        for parameter in parameters:
+            parameter.grad = None

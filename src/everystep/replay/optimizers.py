@@ -1,0 +1,69 @@
+"""Which optimizers the shadow can redo, and building them there from their description."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from everystep.core.census import Mode, OptimizerSpec
+
+# each element of their state depends on the same element of the gradient alone
+_ELEMENT_WISE = frozenset(
+    [
+        "SGD",
+        "Adam",
+        "AdamW",
+        "NAdam",
+        "RAdam",
+        "Adamax",
+        "RMSprop",
+        "Rprop",
+        "Adagrad",
+        "Adadelta",
+        "ASGD",
+    ]
+)
+_NO_LOG = {
+    "LBFGS": "evaluates its closure many times a step",
+    "SparseAdam": "consumes sparse gradients",
+}
+
+
+def class_path(optimizer: torch.optim.Optimizer) -> str:
+    kind = type(optimizer)
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def mode_of(path: str) -> tuple[Mode, str]:
+    """How steps of this optimizer class are kept, and why."""
+    module, _, name = path.partition(":")
+    if not module.startswith("torch.optim"):
+        return Mode.LOG, f"{path} is not torch's own: your optimizer replays at recovery"
+    if name in _NO_LOG:
+        return Mode.STATE, f"{name} {_NO_LOG[name]}: its state is sent as it is"
+    if name in _ELEMENT_WISE:
+        return Mode.REPLAY, "replayed in the shadow"
+    return Mode.LOG, f"{name} works on whole matrices: your optimizer replays at recovery"
+
+
+def rebuild(
+    spec: OptimizerSpec, groups: list[dict[str, Any]], parameters: Sequence[torch.nn.Parameter]
+) -> torch.optim.Optimizer:
+    """The same optimizer on other parameters; `groups` holds every value of its param groups."""
+    kind = getattr(torch.optim, spec.path.partition(":")[2])
+    remaining = iter(parameters)
+    built = kind(
+        [
+            {"params": [next(remaining) for _ in atoms], **on_cpu(values)}
+            for atoms, values in zip(spec.groups, groups, strict=True)
+        ]
+    )
+    assert isinstance(built, torch.optim.Optimizer)
+    return built
+
+
+def on_cpu(values: dict[str, Any]) -> dict[str, Any]:
+    """Group values as a CPU optimizer takes them: `capturable` exists for CUDA graphs only."""
+    return {**values, "capturable": False} if values.get("capturable") else values

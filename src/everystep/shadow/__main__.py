@@ -1,0 +1,36 @@
+"""Entry of the shadow process: detach, then run until there is nobody left to serve."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+
+import msgspec
+
+from everystep.shadow.opening import Opening
+from everystep.shadow.process import Shadow
+
+
+def main() -> None:
+    opening = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Opening)
+    if os.fork():
+        os._exit(0)  # the trainer's child ends here; the shadow belongs to init, not to the trainer
+    os.nice(5)
+    logging.basicConfig(
+        level=logging.INFO,
+        format="%(asctime)s %(levelname)s %(name)s %(message)s",
+        stream=sys.stderr,
+    )
+    code = 1
+    try:
+        Shadow(opening).run()
+        code = 0
+    except Exception:
+        logging.getLogger("everystep.shadow").exception("shadow_died")
+    finally:
+        logging.shutdown()
+        os._exit(code)  # nothing is left to do, and tearing torch down takes half a second
+
+
+main()

@@ -1,0 +1,254 @@
+"""From entries in the ring to records, and from records to the replica. Main thread only."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from everystep.core.census import Census, Mode
+from everystep.core.events import Call, Edit, Event, Rebase, Seal, SlotValues
+from everystep.errors import CorruptData
+from everystep.format.base import SessionValues
+from everystep.format.entry import frame_entry
+from everystep.format.slot import FLAG_GAP, pack_events
+from everystep.lane.ring import Entry, RingReader
+from everystep.shadow.replica import Replica
+
+if TYPE_CHECKING:  # torch is imported late, and not at all where nothing is replayed
+    from everystep.shadow.advance import Advance
+
+log = logging.getLogger(__name__)
+
+_TAIL_BYTES_MIN = 64 << 20
+
+
+class _Held(NamedTuple):
+    entry: Entry
+    in_ring: bool
+
+
+class Intake:
+    """Reads the ring. An unfinished record waits in the ring, or in memory where the ring is short."""
+
+    def __init__(
+        self, census: Census, ring: RingReader, replica: Replica, session: SessionValues
+    ) -> None:
+        self.census = census
+        self.ring = ring
+        self.replica = replica
+        self.session = session
+        self.advance: Advance | None = None  # set once torch is there, if it is needed at all
+        self.tail: deque[tuple[int, bytes]] = deque()  # steps and frames: calls nobody here redoes
+        self.gap = False  # records were let go: everything must be based anew
+        self.records = 0
+        self.repairs = 0
+        self.drifted: set[int] = set()
+        self._held: list[_Held] = []  # the record still arriving
+        self._records: deque[list[_Held]] = deque()  # whole records, not yet redone
+        self._log_atoms = {a for s in census.optimizers if s.mode is Mode.LOG for a in s.atoms}
+        self._fold_asked = False
+        self._gap_ticket = -1
+
+    @property
+    def step(self) -> int:
+        return self.session.step
+
+    @property
+    def sealed_step(self) -> int:
+        """The newest step whose record is whole: it survives the trainer, redone or not."""
+        return self._records[-1][-1].entry.step if self._records else self.step
+
+    @property
+    def record_waits(self) -> bool:
+        return bool(self._records)
+
+    def take(self, *, may_apply: bool) -> bool:
+        """Read what there is, then redo one record; False if there is nothing to do now."""
+        moved = False
+        while not self.gap and (entry := self.ring.read()) is not None:
+            moved = True
+            self._hold(entry)
+        self._spill_if_crowded()
+        if self._records and may_apply and self._can_redo(self._records[0]):
+            self._apply([held.entry for held in self._records.popleft()])
+            return True
+        return moved
+
+    def _hold(self, entry: Entry) -> None:
+        if entry.flags & FLAG_GAP:
+            self._held.clear()
+            self.gap = True
+            self._gap_ticket = entry.ticket
+            return
+        for event in entry.events:
+            if isinstance(event, Edit) and not self.replica.based[event.atom]:
+                # no base yet, so nothing consistent to disturb: take the bytes at once
+                self.replica.write(event, entry.payload)
+        self._held.append(_Held(entry, True))
+        if entry.sealed:
+            self._records.append(self._held)
+            self._held = []
+
+    def _can_redo(self, record: list[_Held]) -> bool:
+        """Only optimizer calls need torch; a base can be taken in while torch still loads."""
+        return self.advance is not None or not any(
+            isinstance(event, Call) and self.census.optimizers[event.optimizer].mode is Mode.REPLAY
+            for held in record
+            for event in held.entry.events
+        )
+
+    def forget(self) -> None:
+        """Start over: the trainer will send everything again."""
+        if self.gap:
+            self.ring.release(self._gap_ticket)
+        self.gap = False
+        self._held.clear()
+        self._records.clear()
+        self.tail.clear()
+        self.drifted.clear()
+        self.replica.forget()
+        self.ring.request_atoms(None)
+
+    def drop_unsealed(self) -> None:
+        """The trainer is gone: what it had not sealed never happened."""
+        self._held.clear()
+        if self.ring.taken > self.ring.released:
+            self.ring.release(self.ring.taken - 1)
+
+    def _spill_if_crowded(self) -> None:
+        """A step larger than half the ring moves into memory, so that it can go on arriving."""
+        in_ring = sum(held.in_ring for held in self._held)
+        if self._records or not in_ring or 2 * in_ring < self.ring.geometry.slots:
+            return
+        self._held = [
+            _Held(held.entry._replace(payload=memoryview(bytearray(held.entry.payload))), False)
+            if held.in_ring
+            else held
+            for held in self._held
+        ]
+        self.ring.release(self._held[-1].entry.ticket)
+
+    def _apply(self, entries: list[Entry]) -> None:
+        """Redo one whole record."""
+        events = [(event, entry) for entry in entries for event in entry.events]
+        seal = events[-1][0]
+        if not isinstance(seal, Seal):
+            raise CorruptData(f"record of step {entries[-1].step}: does not end with a seal")
+        if self.replica.complete and seal.after != self.step:
+            raise CorruptData(f"record {seal.after} -> {seal.step}: the replica is at {self.step}")
+        based_at = {
+            atom: position
+            for position, (event, _) in enumerate(events)
+            if isinstance(event, Rebase)
+            for atom in event.atoms
+        }
+        for position, (event, entry) in enumerate(events):
+            self._redo(event, entry, seal.step, position < based_at.get(_atom(event), -1))
+            if isinstance(event, Rebase):
+                self._rebase(event, [e for e, _ in events[:position]])
+        self._keep_tail(events, based_at)
+        self._finish(seal)
+        self.ring.release(entries[-1].ticket)
+        self.records += 1
+
+    def _redo(self, event: Event, entry: Entry, step: int, is_base: bool) -> None:
+        if isinstance(event, Edit | SlotValues):
+            atom = event.atom
+            if atom in self._log_atoms and not is_base:
+                return  # stays in the log, in its order among the calls
+            if isinstance(event, SlotValues):
+                self.replica.values[atom, event.optimizer] = event.values
+            elif self.replica.based[atom]:
+                self.replica.write(event, entry.payload)
+            self.replica.versions[atom] = step
+            self._slots_changed(atom)
+        elif isinstance(event, Call) and self._replays(event):
+            assert self.advance is not None
+            for atom in self.advance.call(event, entry.payload):
+                self.replica.versions[atom] = step
+
+    def _replays(self, call: Call) -> bool:
+        return self.census.optimizers[call.optimizer].mode is Mode.REPLAY
+
+    def _rebase(self, rebase: Rebase, before: list[Event]) -> None:
+        for atom, version in zip(rebase.atoms, rebase.versions, strict=True):
+            own = [e for e in before if _atom(e) == atom]
+            self.replica.drop_slots(atom, {e.slot for e in own if isinstance(e, Edit)})
+            kept = {(atom, e.optimizer) for e in own if isinstance(e, SlotValues)}
+            for key in [k for k in self.replica.values if k[0] == atom and k not in kept]:
+                del self.replica.values[key]
+            self.replica.versions[atom] = version
+            self.replica.based[atom] = True
+            self.drifted.discard(atom)
+            self._slots_changed(atom)
+        if self._log_atoms & set(rebase.atoms):
+            self.tail.clear()
+            self._fold_asked = False
+
+    def _slots_changed(self, atom: int) -> None:
+        if self.advance is not None:
+            self.advance.slots_changed(atom)
+
+    def _keep_tail(self, events: list[tuple[Event, Entry]], based_at: dict[int, int]) -> None:
+        """Log what only the user's own optimizer can redo."""
+        if not self._log_atoms:
+            return
+        start = max((based_at.get(atom, -1) for atom in self._log_atoms), default=-1)
+        by_entry: dict[int, tuple[Entry, list[Event]]] = {}
+        for event, entry in events[start + 1 :]:
+            logged = isinstance(event, Edit | SlotValues) and event.atom in self._log_atoms
+            called = (
+                isinstance(event, Call) and self.census.optimizers[event.optimizer].mode is Mode.LOG
+            )
+            if logged or called:
+                by_entry.setdefault(entry.ticket, (entry, []))[1].append(event)
+        frames = [frame_entry(*pack_events(k), entry.payload) for entry, k in by_entry.values()]
+        if frames:
+            self.tail.append((1, b"".join(frames)))
+        if self.tail_bytes > max(_TAIL_BYTES_MIN, self._log_state_bytes()) and not self._fold_asked:
+            self._fold_asked = True
+            self.ring.request_atoms(self._log_atoms)
+
+    @property
+    def tail_bytes(self) -> int:
+        return sum(len(data) for _, data in self.tail)
+
+    @property
+    def tail_steps(self) -> int:
+        return sum(steps for steps, _ in self.tail)
+
+    def _log_state_bytes(self) -> int:
+        return sum(p.bytes for p in self.replica.places.values() if p.atom in self._log_atoms)
+
+    def _finish(self, seal: Seal) -> None:
+        old = self.session
+        groups = tuple(
+            new or (old.groups[i] if i < len(old.groups) else b"")
+            for i, new in enumerate(seal.groups)
+        )
+        self.session = SessionValues(seal.step, seal.rng, seal.state or old.state, groups, ())
+        wrong = [
+            atom
+            for atom, expected in seal.fingerprints.items()
+            if self.replica.based[atom]
+            and atom not in self._log_atoms
+            and self.replica.fingerprint(atom) != expected
+        ]
+        if wrong:
+            names = ", ".join(self.census.atoms[atom].name for atom in wrong[:3])
+            log.warning("replica_drifted step=%d atoms=%d first=%s", seal.step, len(wrong), names)
+            self.repairs += len(wrong)
+            self.drifted.update(wrong)
+            self.ring.request_atoms(wrong)
+
+    def session_values(self) -> SessionValues:
+        """The session with the slots that are no tensors, as it is stored and handed over."""
+        values = tuple((atom, opt, data) for (atom, opt), data in self.replica.values.items())
+        return msgspec.structs.replace(self.session, values=values)
+
+
+def _atom(event: Event) -> int:
+    return event.atom if isinstance(event, Edit | SlotValues) else -1

@@ -1,0 +1,34 @@
+"""What a trainer tells the shadow it starts. Travels through stdin; memory comes as descriptors."""
+
+from __future__ import annotations
+
+import msgspec
+
+from everystep.core.census import Census
+from everystep.core.geometry import Geometry
+from everystep.core.survival import Survival
+from everystep.format.base import Point
+from everystep.lane.control import Holding
+
+
+class Opening(msgspec.Struct, frozen=True):
+    run: str
+    folder: str  # the run's meeting place on this host
+    name: str  # of this shadow; its sockets carry it
+    trainer_pid: int
+    trainer_start: int
+    ready_fd: int
+    ring_fd: int
+    extent_fds: tuple[int, ...]
+    tail_fd: int  # -1: none
+    geometry: Geometry
+    census: Census
+    step: int
+    continues: Point | None
+    adopted: Holding | None  # the replica taken over from the shadow before, if any
+    predecessor: int  # pid of the shadow before; 0: none
+    survival: Survival
+    durable_every: str | int
+    keep_last: int
+    idle_exit: str
+    arena_dir: str | None

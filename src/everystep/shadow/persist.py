@@ -1,0 +1,143 @@
+"""Bases to the store, by a thread of their own, from a snapshot that nobody changes."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+
+from everystep.core.cadence import retry_seconds
+from everystep.errors import EverystepError, Fenced
+from everystep.format.base import BaseEntry, BaseIndex, Point
+from everystep.store.bases import Snapshot
+from everystep.store.epoch import EpochWriter
+from everystep.store.runs import read_lineage
+
+log = logging.getLogger(__name__)
+
+
+class PersistState(msgspec.Struct):
+    """What the writer last did; replaced as a whole, read by the main thread."""
+
+    epoch: int = 0
+    durable: Point | None = None
+    durable_time: float = 0.0
+    bytes_written: int = 0
+    bases_written: int = 0
+    failures: int = 0
+    retry_at: float = 0.0
+    problem: str = ""
+    fenced: bool = False
+
+
+class Persister:
+    """Owned by the main thread; `_write` runs in the writer's thread, one at a time."""
+
+    def __init__(self, run: Path, continues: Point | None, keep_last: int) -> None:
+        self._run = run
+        self._continues = continues
+        self._keep_last = keep_last
+        self._writer: EpochWriter | None = None
+        self._thread: threading.Thread | None = None
+        self._versions_of: BaseIndex | None = None
+        self._versions: dict[int, int] = {}
+        self.state = _state_of_store(run)
+
+    @property
+    def busy(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    @property
+    def may_try(self) -> bool:
+        state = self.state
+        return not self.busy and not state.fenced and time.monotonic() >= state.retry_at
+
+    def claim(self) -> None:
+        """Take an epoch if the store lets us; called again before every write until it does."""
+        self._guarded(self._claim)
+
+    def start(self, snapshot: Snapshot) -> None:
+        self._thread = threading.Thread(
+            target=self._guarded, args=(self._write, snapshot), daemon=True
+        )
+        self._thread.start()
+
+    def write_now(self, snapshot: Snapshot) -> None:
+        """Write in the caller's thread; the outcome is in `state`."""
+        self.wait()
+        self._guarded(self._write, snapshot)
+
+    def version_of(self, atom: int) -> int | None:
+        """The version of an atom in the newest base: an equal one need not be copied again."""
+        previous = self._writer.previous if self._writer else None
+        if previous is None:
+            return None
+        if self._versions_of is not previous:
+            self._versions = {t.atom: t.version for t in previous.tensors}
+            self._versions_of = previous
+        return self._versions.get(atom)
+
+    def wait(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+
+    def _claim(self) -> None:
+        if self._writer is None:
+            self._writer = EpochWriter(self._run, self._continues, self._keep_last)
+            newest = self._writer.previous
+            self.state = msgspec.structs.replace(
+                self.state,
+                epoch=self._writer.manifest.epoch,
+                durable=Point(newest.epoch, newest.step) if newest else None,
+                durable_time=newest.time if newest else 0.0,
+                problem="",
+                failures=0,
+            )
+
+    def _write(self, snapshot: Snapshot) -> None:
+        self._claim()
+        assert self._writer is not None
+        began = time.monotonic()
+        entry: BaseEntry = self._writer.commit(snapshot)
+        log.info(
+            "base_committed step=%d bytes=%d seconds=%.3f",
+            entry.step,
+            entry.new_bytes,
+            time.monotonic() - began,
+        )
+        self.state = msgspec.structs.replace(
+            self.state,
+            durable=Point(self._writer.manifest.epoch, entry.step),
+            durable_time=entry.time,
+            bytes_written=self.state.bytes_written + entry.new_bytes,
+            bases_written=self.state.bases_written + 1,
+            failures=0,
+            problem="",
+        )
+
+    def _guarded(self, work: object, *args: object) -> None:
+        """The boundary: a store that fails becomes a visible state and is tried again."""
+        try:
+            work(*args)  # type: ignore[operator]
+        except (OSError, EverystepError) as error:
+            failures = self.state.failures + 1
+            log.error("store_failed run=%s failures=%d error=%s", self._run, failures, error)
+            self.state = msgspec.structs.replace(
+                self.state,
+                failures=failures,
+                problem=str(error),
+                retry_at=time.monotonic() + retry_seconds(failures),
+                fenced=isinstance(error, Fenced),
+            )
+
+
+def _state_of_store(run: Path) -> PersistState:
+    """What the run's store already holds when a shadow starts; trouble shows at the first claim."""
+    try:
+        newest = read_lineage(run).candidates[0]
+    except (OSError, EverystepError, IndexError):
+        return PersistState()
+    return PersistState(durable=newest.point, durable_time=newest.entry.time)

@@ -1,0 +1,434 @@
+"""The shadow's main loop: the one place in this process that wires long-lived objects together."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import os
+import select
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from everystep.core.cadence import base_is_due
+from everystep.core.census import Mode
+from everystep.errors import EverystepError
+from everystep.format.base import SessionValues
+from everystep.lane import control
+from everystep.lane.arena import SharedMemory
+from everystep.lane.descriptors import DescriptorServer
+from everystep.lane.host import process_start, read_facts
+from everystep.lane.ring import RingReader
+from everystep.lane.runtime import ShadowCard, read_card, remove_card, write_card
+from everystep.options import Options, duration_seconds
+from everystep.shadow.intake import Intake
+from everystep.shadow.opening import Opening
+from everystep.shadow.persist import Persister
+from everystep.shadow.replica import Replica
+from everystep.store.bases import Snapshot, SnapshotTensor
+
+log = logging.getLogger(__name__)
+
+_BATCH = 64  # entries between two looks at the control channel
+_POLL_MS_MIN, _POLL_MS_MAX = 1, 16
+_START_OVER_MAX = 5
+_GIVE_UP_IDLES = 10  # a store that fails for this many idle times is not waited for any longer
+
+Waiter = tuple[list[bytes], control.Request]
+
+
+class Shadow:
+    def __init__(self, opening: Opening) -> None:
+        self.opening = opening
+        self.options = Options(
+            durable_every=opening.durable_every,
+            keep_last=opening.keep_last,
+            idle_exit=opening.idle_exit,
+            arena_dir=opening.arena_dir,
+        )
+        folder = Path(opening.folder)
+        self._folder = folder
+        self._card = ShadowCard(
+            os.getpid(),
+            process_start(os.getpid()),
+            f"ipc://{folder}/{opening.name}.control",
+            f"{folder}/{opening.name}.memory",
+        )
+        self.replica = Replica(opening.census, opening.arena_dir)
+        ring = RingReader(SharedMemory(opening.ring_fd), opening.geometry)
+        empty = SessionValues(opening.step, b"", b"", (), ())
+        self.intake = Intake(opening.census, ring, self.replica, empty)
+        self._tail_memory: SharedMemory | None = None
+        self._take_over()
+        self.persister = Persister(Path(opening.run), opening.continues, opening.keep_last)
+        self.control = control.ControlServer(self._card.control)
+        self.descriptors = DescriptorServer(Path(self._card.descriptors))
+        self._waiters: list[Waiter] = []
+        self._trainer_fd = _pidfd(opening.trainer_pid, opening.trainer_start)
+        self._trainer_alive = True
+        self._alone = opening.predecessor == 0  # no other shadow speaks for this run
+        self._carded = False
+        self._yielded = False
+        self._terminated = False
+        self._done = False
+        self._frozen = False  # the writer reads the replica itself: nothing may change
+        self._idle_since = time.monotonic()
+        self._started = time.monotonic()
+        self._problem = ""
+        self._starts_over = 0
+        self._replay_module: Any = None
+        self._poll_ms = _POLL_MS_MIN
+
+    def _take_over(self) -> None:
+        holding = self.opening.adopted
+        if holding is None:
+            self.replica.reserve_values()
+            return
+        self.replica.adopt(holding, [SharedMemory(fd) for fd in self.opening.extent_fds])
+        self.intake.session = holding.session
+        if self.opening.tail_fd >= 0:
+            tail = SharedMemory(self.opening.tail_fd)
+            self.intake.tail.append((holding.tail_steps, bytes(tail.view[: holding.tail_bytes])))
+            tail.close()
+
+    # ------------------------------------------------------------------ the loop
+
+    def run(self) -> None:
+        """Until there is nobody left to serve."""
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        if any(spec.mode is Mode.REPLAY for spec in self.opening.census.optimizers):
+            threading.Thread(target=self._import_replay, daemon=True).start()
+        os.write(self.opening.ready_fd, str(os.getpid()).encode())
+        os.close(self.opening.ready_fd)
+        try:
+            while not self._done:
+                busy = self._tick()
+                self._poll_ms = _POLL_MS_MIN if busy else min(2 * self._poll_ms, _POLL_MS_MAX)
+                self._wait(0 if busy else self._poll_ms)
+        finally:
+            self._leave()
+
+    def _tick(self) -> bool:
+        try:
+            self._look_around()
+            busy = self._receive()
+            self._answer_requests()
+            self._keep_cadence()
+        except Exception as error:  # noqa: BLE001 — boundary: degrade visibly, ask for a new base
+            self._start_over(error)
+            return False
+        return busy
+
+    def _wait(self, milliseconds: int) -> None:
+        poller = select.poll()
+        for fd in (self.control.socket.fd, self.descriptors.socket.fileno()):
+            poller.register(fd, select.POLLIN)
+        if self._trainer_alive:
+            poller.register(self._trainer_fd, select.POLLIN)
+        with contextlib.suppress(InterruptedError):
+            poller.poll(milliseconds)
+
+    def _start_over(self, error: Exception) -> None:
+        """Something of ours failed: what the replica holds is not to be trusted any more."""
+        self._starts_over += 1
+        self._problem = f"{type(error).__name__}: {error}"
+        log.error("shadow_failed times=%d", self._starts_over, exc_info=error)
+        if self._starts_over > _START_OVER_MAX or not self._trainer_alive:
+            self._done = True
+            return
+        self.intake.forget()
+
+    # ------------------------------------------------------------------ who is there
+
+    def _look_around(self) -> None:
+        if self._trainer_alive and _exited(self._trainer_fd):
+            self._trainer_gone()
+        if not self._alone:
+            self._look_for_predecessor()
+        if self._alone and not self._carded:
+            write_card(self._folder, self._card)
+            self._carded = True
+        if self._replay_module is not None and self.intake.advance is None:
+            self.intake.advance = self._replay_module.Advance(self.opening.census, self.replica)
+        if self._ready_to_replay:
+            self.intake.ring.say_warm()
+
+    def _look_for_predecessor(self) -> None:
+        before = self.opening.predecessor
+        alive = read_card(self._folder)
+        if alive is not None and alive.pid == before:
+            if self._trainer_alive:
+                return
+            if (
+                not self.replica.complete
+            ):  # the one before holds the newest whole state: leave it to it
+                self._done = True
+                return
+            with contextlib.suppress(EverystepError):
+                control.ask(alive.control, control.AskRetire(), timeout_seconds=5)
+            return
+        self._alone = True
+
+    def _trainer_gone(self) -> None:
+        """Last words: redo what was sealed, then make it durable."""
+        log.info("trainer_gone pid=%d step=%d", self.opening.trainer_pid, self.intake.step)
+        self._trainer_alive = False
+        self._idle_since = time.monotonic()
+
+    def _import_replay(self) -> None:
+        module = importlib.import_module("everystep.shadow.advance")
+        module.torch.set_num_threads(max(1, (os.cpu_count() or 1) // 4))
+        self._replay_module = module
+
+    @property
+    def _ready_to_replay(self) -> bool:
+        needed = any(spec.mode is Mode.REPLAY for spec in self.opening.census.optimizers)
+        return self._alone_or_own_memory and (self.intake.advance is not None or not needed)
+
+    @property
+    def _alone_or_own_memory(self) -> bool:
+        """Adopted memory still belongs to the shadow before until that one is gone."""
+        return self._alone or self.opening.adopted is None
+
+    # ------------------------------------------------------------------ records
+
+    def _receive(self) -> bool:
+        may_apply = self._alone_or_own_memory and not self._frozen and not self._yielded
+        moved = False
+        for _ in range(_BATCH):
+            if not self.intake.take(may_apply=may_apply):
+                break
+            moved = True
+        if self._frozen and not self.persister.busy:
+            self._frozen = False
+        if self.intake.gap and not self.intake.record_waits and not self.persister.busy:
+            if self.replica.complete and self._newer_than_durable:
+                self.persister.write_now(self._snapshot(copy=False))
+            self.intake.forget()
+        if moved:
+            whole = self.replica.complete and bool(self.intake.session.rng)
+            self.intake.ring.say_replayed(self.intake.step + 1 if whole else 0)
+        return moved
+
+    @property
+    def _drained(self) -> bool:
+        """Everything the trainer sealed has been redone."""
+        return not self.intake.record_waits and not self.intake.gap
+
+    # ------------------------------------------------------------------ the store
+
+    @property
+    def _newer_than_durable(self) -> bool:
+        durable = self.persister.state.durable
+        return durable is None or self.intake.step > durable.step
+
+    def _keep_cadence(self) -> None:
+        if not self._trainer_alive and self._drained and self._alone:
+            self.intake.drop_unsealed()
+        if self._terminated:
+            if self._alone and self.replica.complete and self._newer_than_durable:
+                self.persister.write_now(self._snapshot(copy=False))
+            self._done = True
+        elif self._alone and self.persister.may_try:
+            self._persist_if_due()
+        if not self._trainer_alive:
+            self._go_away_when_idle()
+
+    def _persist_if_due(self) -> None:
+        state = self.persister.state
+        if not state.epoch:
+            self.persister.claim()
+            return
+        if not self.replica.complete or not self._newer_than_durable or not self.intake.session.rng:
+            return
+        asked = any(
+            isinstance(request, control.AskFlush | control.AskClose)
+            and self.intake.step >= request.step
+            for _, request in self._waiters
+        )
+        last_words = not self._trainer_alive and self._drained
+        due = base_is_due(
+            self.options,
+            step=self.intake.step,
+            durable_step=state.durable.step if state.durable else None,
+            seconds_since_base=time.time() - state.durable_time,
+        )
+        if asked or last_words or due:
+            copy = self._trainer_alive and self._can_afford_copy()
+            self._frozen = not copy
+            self.persister.start(self._snapshot(copy=copy))
+
+    def _can_afford_copy(self) -> bool:
+        changed = sum(
+            place.bytes
+            for place in self.replica.places.values()
+            if self.persister.version_of(place.atom) != self.replica.versions[place.atom]
+        )
+        return changed < read_facts().memory_available_bytes // 2
+
+    def _snapshot(self, *, copy: bool) -> Snapshot:
+        tensors = []
+        for (atom, slot), place in self.replica.places.items():
+            version, view = self.replica.versions[atom], self.replica.view((atom, slot))
+            if copy and self.persister.version_of(atom) != version:
+                view = memoryview(bytes(view))
+            tensors.append(SnapshotTensor(atom, slot, place.dtype, place.shape, version, view))
+        return Snapshot(
+            step=self.intake.step,
+            census=self.opening.census,
+            tensors=tensors,
+            session=self.intake.session_values(),
+            tail=b"".join(data for _, data in self.intake.tail),
+            tail_steps=self.intake.tail_steps,
+        )
+
+    def _go_away_when_idle(self) -> None:
+        idle = time.monotonic() - self._idle_since
+        patience = duration_seconds("idle_exit", self.options.idle_exit)
+        nothing_to_save = not self.replica.complete or not self._newer_than_durable
+        if (
+            self._drained
+            and not self.persister.busy
+            and (
+                (idle > patience and nothing_to_save)
+                or idle > _GIVE_UP_IDLES * patience
+                or (not self.replica.complete and self._alone)
+            )
+        ):
+            log.info("shadow_idle seconds=%.0f step=%d", idle, self.intake.step)
+            self._done = True
+
+    # ------------------------------------------------------------------ requests
+
+    def _answer_requests(self) -> None:
+        self.descriptors.serve(self._memory_fds())
+        while (received := self.control.receive()) is not None:
+            self._waiters.append(received)
+        self._waiters = [waiter for waiter in self._waiters if not self._answer(*waiter)]
+
+    def _answer(self, route: list[bytes], request: control.Request) -> bool:
+        """Try to answer; False keeps the request waiting for the next turn."""
+        if isinstance(request, control.AskStatus):
+            self.control.answer(route, control.Answer(status=self.status()))
+        elif isinstance(request, control.AskRetire):
+            self.control.answer(route, control.Answer())
+            self._done = True
+        elif isinstance(request, control.AskLeave):
+            self.control.answer(route, control.Answer())
+            self._trainer_gone()
+        elif isinstance(request, control.AskYield):
+            return self._answer_yield(route)
+        else:
+            return self._answer_durable(route, request)
+        return True
+
+    def _answer_yield(self, route: list[bytes]) -> bool:
+        if not self._drained:
+            return False
+        if not self.replica.complete or not self.intake.session.rng:
+            answer = control.Answer(error="this shadow holds no complete state")
+        else:
+            self._yielded = True
+            answer = control.Answer(holding=self._holding())
+        self.control.answer(route, answer)
+        return True
+
+    def _holding(self) -> control.Holding:
+        tail = b"".join(data for _, data in self.intake.tail)
+        if tail:
+            self._tail_memory = SharedMemory.create(len(tail), "tail", self.opening.arena_dir)
+            self._tail_memory.view[: len(tail)] = tail
+        continues = self.opening.continues
+        return self.replica.holding(
+            epoch=self.persister.state.epoch or (continues.epoch if continues else 0),
+            session=self.intake.session_values(),
+            tail_bytes=len(tail),
+            tail_steps=self.intake.tail_steps,
+        )
+
+    def _memory_fds(self) -> list[int]:
+        extra = [self._tail_memory.fd] if self._tail_memory else []
+        return [extent.fd for extent in self.replica.extents] + extra
+
+    def _answer_durable(
+        self, route: list[bytes], request: control.AskFlush | control.AskClose
+    ) -> bool:
+        state = self.persister.state
+        if state.durable is not None and state.durable.step >= request.step:
+            self.control.answer(route, control.Answer(status=self.status()))
+            self._done |= isinstance(request, control.AskClose)
+            return True
+        failed = state.problem or (self._problem if self._starts_over > _START_OVER_MAX else "")
+        if failed and not self.persister.busy:
+            self.control.answer(route, control.Answer(error=failed, status=self.status()))
+            return True
+        return False
+
+    def status(self) -> dict[str, Any]:
+        state = self.persister.state
+        whole = self.replica.complete and bool(self.intake.session.rng)
+        elapsed_days = (time.monotonic() - self._started) / 86400
+        return {
+            "pid": os.getpid(),
+            "trainer_pid": self.opening.trainer_pid if self._trainer_alive else None,
+            "warm": self._ready_to_replay,
+            "shadow_step": self.intake.sealed_step if whole else None,
+            "replayed_step": self.intake.step if whole else None,
+            "based_atoms": sum(self.replica.based),
+            "atoms": len(self.replica.based),
+            "exactness": "bounded" if self.intake.drifted else self.opening.census.exactness,
+            "exactness_why": "being based anew" if self.intake.drifted else self.opening.census.why,
+            "records": self.intake.records,
+            "repairs": self.intake.repairs,
+            "ring_waiting": self.intake.ring.waiting,
+            "ring_slots": self.intake.ring.geometry.slots,
+            "log_steps": self.intake.tail_steps,
+            "log_bytes": self.intake.tail_bytes,
+            "memory_bytes": sum(extent.bytes for extent in self.replica.extents)
+            + self.intake.ring.geometry.bytes,
+            "epoch": state.epoch or None,
+            "durable_step": state.durable.step if state.durable else None,
+            "durable_age_seconds": time.time() - state.durable_time if state.durable else None,
+            "durable_bytes": state.bytes_written,
+            "durable_bytes_per_day": state.bytes_written / max(elapsed_days, 1 / 1440),
+            "writing": self.persister.busy,
+            "outlives_trainer": self.opening.survival.outlives,
+            "outlives_why": self.opening.survival.because,
+            "optimizers": {
+                spec.key or "optimizer": [spec.mode.value, spec.why]
+                for spec in self.opening.census.optimizers
+            },
+            "health": "degraded" if state.problem or self._problem else "ok",
+            "problem": state.problem or self._problem,
+        }
+
+    # ------------------------------------------------------------------ the end
+
+    def _on_sigterm(self, *_: object) -> None:
+        self._terminated = True
+
+    def _leave(self) -> None:
+        remove_card(self._folder, os.getpid())
+        self.descriptors.close()
+        self.control.close()
+        Path(self._card.control.removeprefix("ipc://")).unlink(missing_ok=True)
+
+
+def _pidfd(pid: int, start: int) -> int:
+    """A descriptor for exactly the process that started then; one that is gone reads as exited."""
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return -1
+    if process_start(pid) != start:
+        os.close(fd)
+        return -1
+    return fd
+
+
+def _exited(pidfd: int) -> bool:
+    return pidfd < 0 or bool(select.select([pidfd], [], [], 0)[0])

@@ -1,0 +1,124 @@
+"""The replica: the newest state of every atom, in shared memory that the next trainer can map.
+
+Owned by the shadow's main thread. It knows bytes and places, not torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import xxhash
+
+from everystep.core.census import Census, align
+from everystep.core.dtypes import tensor_bytes
+from everystep.core.events import Edit
+from everystep.errors import CorruptData
+from everystep.format.base import SessionValues
+from everystep.lane.arena import SharedMemory
+from everystep.lane.control import Holding, Place
+
+Key = tuple[int, str]  # atom, slot; slot "" is the atom's value
+
+
+class Replica:
+    def __init__(self, census: Census, arena_dir: str | None) -> None:
+        self.census = census
+        self.places: dict[Key, Place] = {}
+        self.extents: list[SharedMemory] = []
+        self.versions = [0] * len(census.atoms)
+        self.based = [False] * len(census.atoms)
+        self.values: dict[
+            tuple[int, int], bytes
+        ] = {}  # (atom, optimizer): slots that are no tensors
+        self._arena_dir = arena_dir
+
+    def reserve_values(self) -> None:
+        """Room for the value of every atom, allocated now and all at once."""
+        self.reserve((i, "", atom.dtype, atom.shape) for i, atom in enumerate(self.census.atoms))
+
+    def adopt(self, holding: Holding, extents: list[SharedMemory]) -> None:
+        """Take over the memory of the shadow before; not one byte is copied."""
+        self.extents = extents
+        for place in holding.places:
+            self.places[place.atom, place.slot] = place
+            self.versions[place.atom] = place.version
+        self.based = [True] * len(self.census.atoms)
+        self.values = {(atom, opt): data for atom, opt, data in holding.session.values}
+
+    def reserve(self, tensors: Iterable[tuple[int, str, str, tuple[int, ...]]]) -> None:
+        """Make room for tensors (atom, slot, dtype, shape) that have none yet."""
+        new = [t for t in tensors if not self._fits(t)]
+        sizes = [tensor_bytes(dtype, shape) for _, _, dtype, shape in new]
+        total = sum(align(size) for size in sizes)
+        if not new:
+            return
+        self.extents.append(SharedMemory.create(max(total, 1), "replica", self._arena_dir))
+        at = 0
+        for (atom, slot, dtype, shape), size in zip(new, sizes, strict=True):
+            extent = len(self.extents) - 1
+            self.places[atom, slot] = Place(atom, slot, dtype, shape, 0, extent, at, size)
+            at += align(size)
+
+    def _fits(self, tensor: tuple[int, str, str, tuple[int, ...]]) -> bool:
+        atom, slot, dtype, shape = tensor
+        place = self.places.get((atom, slot))
+        return place is not None and (place.dtype, place.shape) == (dtype, shape)
+
+    def view(self, key: Key) -> memoryview:
+        place = self.places[key]
+        return self.extents[place.extent].view[place.at : place.at + place.bytes]
+
+    def write(self, edit: Edit, payload: memoryview) -> None:
+        """Put the bytes of an edit in their place."""
+        key = (edit.atom, edit.slot)
+        self.reserve([(edit.atom, edit.slot, edit.dtype, edit.shape)])
+        view = self.view(key)
+        if edit.start + edit.nbytes > len(view) or edit.at + edit.nbytes > len(payload):
+            raise CorruptData(
+                f"edit of {self.census.atoms[edit.atom].name}{edit.slot}: out of bounds"
+            )
+        view[edit.start : edit.start + edit.nbytes] = payload[edit.at : edit.at + edit.nbytes]
+
+    def drop_slots(self, atom: int, keep: set[str]) -> None:
+        """Forget optimizer slots of an atom that its new base does not have."""
+        for key in [k for k in self.places if k[0] == atom and k[1] and k[1] not in keep]:
+            del self.places[key]
+
+    def slots_of(self, atom: int) -> Iterator[tuple[str, memoryview, Place]]:
+        for key, place in self.places.items():
+            if key[0] == atom and key[1]:
+                yield key[1], self.view(key), place
+
+    def fingerprint(self, atom: int) -> int:
+        """Digest of an atom's value and tensor slots; the trainer computes the same over its own."""
+        digest = xxhash.xxh3_64(self.view((atom, "")))
+        for slot in sorted(slot for slot, _, _ in self.slots_of(atom)):
+            digest.update(slot.encode())
+            digest.update(self.view((atom, slot)))
+        return digest.intdigest()
+
+    @property
+    def complete(self) -> bool:
+        return all(self.based)
+
+    def forget(self) -> None:
+        """Records were lost: what we have can no longer be moved on."""
+        self.based = [False] * len(self.census.atoms)
+
+    def holding(
+        self, *, epoch: int, session: SessionValues, tail_bytes: int, tail_steps: int
+    ) -> Holding:
+        places = tuple(
+            Place(p.atom, p.slot, p.dtype, p.shape, self.versions[p.atom], p.extent, p.at, p.bytes)
+            for p in self.places.values()
+        )
+        return Holding(
+            step=session.step,
+            epoch=epoch,
+            census=self.census,
+            places=places,
+            extents=len(self.extents),
+            session=session,
+            tail_bytes=tail_bytes,
+            tail_steps=tail_steps,
+        )

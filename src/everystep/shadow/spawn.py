@@ -1,0 +1,110 @@
+"""Starting a shadow from the trainer: a new program in a session of its own, no CUDA, no fork."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from everystep.errors import ShadowLost
+from everystep.lane.control import Answer, Request, ask
+from everystep.shadow.opening import Opening
+
+_START_SECONDS = 60.0
+_LOG_BYTES_MAX = 1 << 20
+
+
+class ShadowHandle:
+    """A running shadow, as its trainer sees it."""
+
+    def __init__(self, pid: int, control: str) -> None:
+        self.pid = pid
+        self.control = control
+        try:
+            self._pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            raise ShadowLost(f"shadow {pid}: died right after its start") from None
+
+    @property
+    def alive(self) -> bool:
+        return not select.select([self._pidfd], [], [], 0)[0]
+
+    def wait_gone(self, seconds: float) -> bool:
+        return bool(select.select([self._pidfd], [], [], seconds)[0])
+
+    def ask(self, request: Request, *, timeout_seconds: float) -> Answer:
+        return ask(self.control, request, timeout_seconds=timeout_seconds)
+
+    def close(self) -> None:
+        os.close(self._pidfd)
+
+
+def start_shadow(**fields: Any) -> ShadowHandle:
+    """Start a shadow and return once it holds the ring: from then on records outlive the trainer.
+
+    `fields` are those of Opening, without `ready_fd`.
+    """
+    read_end, write_end = os.pipe()
+    opening = Opening(ready_fd=write_end, **fields)
+    fds = [opening.ring_fd, write_end, *opening.extent_fds]
+    fds += [opening.tail_fd] if opening.tail_fd >= 0 else []
+    log_path = Path(opening.folder) / "shadow.log"
+    try:
+        with _open_log(log_path) as log:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "everystep.shadow"],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                pass_fds=fds,
+                start_new_session=True,
+                cwd="/",
+                env=_environment(),
+            )
+        os.close(write_end)
+        write_end = -1
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError), process.stdin:
+            process.stdin.write(msgspec.msgpack.encode(opening))
+        try:
+            pid = _read_pid(read_end, log_path)
+        except ShadowLost:
+            process.kill()
+            raise
+        finally:
+            process.wait()  # it has forked the shadow and ended, or was just killed
+    finally:
+        os.close(read_end)
+        if write_end >= 0:
+            os.close(write_end)
+    return ShadowHandle(pid, f"ipc://{opening.folder}/{opening.name}.control")
+
+
+def _read_pid(fd: int, log_path: Path) -> int:
+    ready, _, _ = select.select([fd], [], [], _START_SECONDS)
+    data = os.read(fd, 32) if ready else b""
+    if not data:
+        lines = log_path.read_text(errors="replace").strip().splitlines()[-3:]
+        found = "; ".join(lines) or "nothing in its log"
+        raise ShadowLost(f"start shadow: it did not come up: {found}", hint=f"see {log_path}")
+    return int(data)
+
+
+def _open_log(path: Path) -> Any:
+    if path.exists() and path.stat().st_size > _LOG_BYTES_MAX:
+        path.unlink()
+    return path.open("ab")
+
+
+def _environment() -> dict[str, str]:
+    drop = {"TORCHELASTIC_USE_AGENT_STORE"}
+    environment = {k: v for k, v in os.environ.items() if k not in drop}
+    environment["CUDA_VISIBLE_DEVICES"] = ""
+    environment["PYTHONPATH"] = os.pathsep.join(str(Path(p).absolute()) for p in sys.path)
+    return environment

@@ -1,0 +1,35 @@
+"""everystep: every training step is a checkpoint."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from everystep.errors import EverystepError
+    from everystep.session import Run, attach, restore
+    from everystep.store.reader import StoredRun, open_run
+
+__version__ = "0.1.0"
+
+# resolved on first use: the commands that only read a store must not import torch
+_HOMES = {
+    "EverystepError": "everystep.errors",
+    "Run": "everystep.session",
+    "StoredRun": "everystep.store.reader",
+    "attach": "everystep.session",
+    "open_run": "everystep.store.reader",
+    "restore": "everystep.session",
+}
+
+__all__ = ["EverystepError", "Run", "StoredRun", "attach", "open_run", "restore"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'everystep' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

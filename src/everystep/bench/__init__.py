@@ -1,0 +1,1 @@
+"""Measuring and showing: the demo, and later the benchmarks."""

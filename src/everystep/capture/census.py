@@ -1,0 +1,127 @@
+"""Taking stock of models and optimizers: which tensors there are, their names, who moves them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from everystep.capture.names import logical_names
+from everystep.core.census import Atom, Census, Mode, OptimizerSpec
+from everystep.errors import UsageError
+from everystep.replay.optimizers import class_path, mode_of
+from everystep.replay.tensors import dtype_name
+
+Models = torch.nn.Module | Mapping[str, torch.nn.Module]
+Optimizers = torch.optim.Optimizer | Mapping[str, torch.optim.Optimizer]
+
+
+@dataclass
+class LiveCensus:
+    """The census and the live objects it describes, in the same order. Owned by the training thread."""
+
+    census: Census
+    tensors: list[torch.Tensor]
+    optimizers: list[torch.optim.Optimizer]
+    atom_of: dict[int, int]  # id of a parameter -> atom
+
+    def state_of(self, optimizer: int, atom: int) -> dict[str, Any]:
+        """An optimizer's live state of one atom; empty while there is none."""
+        return dict(self.optimizers[optimizer].state.get(self.tensors[atom], {}))
+
+
+def take_census(models: Models, optimizers: Optimizers) -> LiveCensus:
+    atoms, tensors = _atoms(models)
+    atom_of = {id(t): i for i, t in enumerate(tensors)}
+    named = dict(optimizers) if isinstance(optimizers, Mapping) else {"": optimizers}
+    specs = [_optimizer_spec(key, live, atom_of) for key, live in named.items()]
+    exactness, why = _exactness(specs, tensors)
+    census = Census(tuple(atoms), tuple(specs), exactness, why)
+    return LiveCensus(census, tensors, list(named.values()), atom_of)
+
+
+def has_grown(live: LiveCensus) -> bool:
+    """True once `add_param_group` or a changed parameter list made the census untrue."""
+    for spec, optimizer in zip(live.census.optimizers, live.optimizers, strict=True):
+        if len(spec.groups) != len(optimizer.param_groups):
+            return True
+        for atoms, group in zip(spec.groups, optimizer.param_groups, strict=True):
+            if len(atoms) != len(group["params"]):
+                return True
+    return False
+
+
+def _atoms(models: Models) -> tuple[list[Atom], list[torch.Tensor]]:
+    named = dict(models) if isinstance(models, Mapping) else {"": models}
+    tensors: list[torch.Tensor] = []
+    names: list[list[str]] = []
+    seen: dict[int, int] = {}
+    buffers: list[bool] = []
+    for key, model in named.items():
+        if not isinstance(model, torch.nn.Module):
+            raise UsageError(
+                f"attach: model {key!r} is a {type(model).__name__}, expected a Module"
+            )
+        logical = logical_names(model)
+        prefix = f"{key}." if key else ""
+        parameters = model.named_parameters(remove_duplicate=False)
+        for is_buffer, found in (
+            (False, parameters),
+            (True, model.named_buffers(remove_duplicate=False)),
+        ):
+            for path, tensor in found:
+                name = prefix + logical[path]
+                if id(tensor) in seen:
+                    names[seen[id(tensor)]].append(name)
+                    continue
+                seen[id(tensor)] = len(tensors)
+                tensors.append(tensor)
+                names.append([name])
+                buffers.append(is_buffer)
+    _refuse_collisions(names)
+    atoms = [
+        Atom(n[0], dtype_name(t, n[0]), tuple(t.shape), buffer, tuple(dict.fromkeys(n[1:])))
+        for n, t, buffer in zip(names, tensors, buffers, strict=True)
+    ]
+    return atoms, tensors
+
+
+def _refuse_collisions(names: list[list[str]]) -> None:
+    owner: dict[str, int] = {}
+    for i, own in enumerate(names):
+        for name in own:
+            if owner.setdefault(name, i) != i:
+                raise UsageError(f"attach: two different tensors are named {name!r}")
+
+
+def _optimizer_spec(
+    key: str, optimizer: torch.optim.Optimizer, atom_of: dict[int, int]
+) -> OptimizerSpec:
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise UsageError(f"attach: optimizer {key!r} is a {type(optimizer).__name__}")
+    groups = []
+    for number, group in enumerate(optimizer.param_groups):
+        for parameter in group["params"]:
+            if id(parameter) not in atom_of:
+                raise UsageError(
+                    f"attach: optimizer {key or type(optimizer).__name__!r}, group {number}: a parameter "
+                    f"of shape {list(parameter.shape)} belongs to no given model",
+                    hint="give every model whose parameters are optimized: "
+                    'attach({"net": net, "head": head}, ...)',
+                )
+        groups.append(tuple(atom_of[id(p)] for p in group["params"]))
+    if not any(groups):
+        raise UsageError(f"attach: optimizer {key or type(optimizer).__name__!r} has no parameters")
+    path = class_path(optimizer)
+    mode, why = mode_of(path)
+    return OptimizerSpec(key, path, mode, tuple(groups), why)
+
+
+def _exactness(specs: list[OptimizerSpec], tensors: list[torch.Tensor]) -> tuple[str, str]:
+    replayed = {a for s in specs if s.mode is Mode.REPLAY for a in s.atoms}
+    if any(tensors[a].device.type != "cpu" for a in replayed):
+        device = next(tensors[a].device for a in replayed if tensors[a].device.type != "cpu")
+        return "bounded", f"{device} steps are replayed on the CPU, which may round differently"
+    return "exact", "every step is redone by the same code on the same kind of device"

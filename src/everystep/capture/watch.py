@@ -1,0 +1,140 @@
+"""Notices what changes atoms outside `step()`: clamps, swaps, re-initialisation, BatchNorm.
+
+On the CPU by comparing digests of the bytes, because version counters miss `p.data` edits,
+BatchNorm's statistics and fused steps. Elsewhere, and for large frozen parameters between two rounds,
+by version and address, which are hints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+import xxhash
+
+from everystep.capture.census import LiveCensus
+from everystep.core.census import Mode
+from everystep.replay.tensors import raw_bytes
+
+_FROZEN_BYTES_PER_SEAL = 16 << 20
+Mark = int | tuple[int, int]
+
+
+class Watch:
+    """Owned by the training thread. A mark is what an atom looked like when we last knew it."""
+
+    def __init__(self, live: LiveCensus) -> None:
+        self._live = live
+        self._views: dict[int, tuple[int, memoryview]] = {}
+        moved = {atom for spec in live.census.optimizers for atom in spec.atoms}
+        self._always = [i for i, atom in enumerate(live.census.atoms) if i in moved or atom.buffer]
+        self._frozen = [i for i in range(len(live.tensors)) if i not in set(self._always)]
+        self._round = 0
+        self._marks: dict[int, Mark] = {}
+        self._hints = {i: self._hint(i) for i in self._frozen}
+        self._slots: dict[tuple[int, int], tuple[object, ...]] = {}
+        self.mark_all()
+
+    def mark_all(self) -> None:
+        """Everything is known as it is now."""
+        self._marks = {i: self._digest(i) for i in range(len(self._live.tensors))}
+        self._hints = {i: self._hint(i) for i in self._frozen}
+        for index, spec in enumerate(self._live.census.optimizers):
+            for atom in spec.atoms:
+                self._slots[index, atom] = self._slot_hint(index, atom)
+
+    def after_step(self, index: int) -> None:
+        """What the optimizer just did to its own atoms is no edit."""
+        for atom in self._live.census.optimizers[index].atoms:
+            self._marks[atom] = self._digest(atom)
+            self._slots[index, atom] = self._slot_hint(index, atom)
+
+    def edited_values(self, atoms: Iterable[int] | None = None) -> list[int]:
+        """Atoms whose bytes differ from their mark; they are marked anew."""
+        looked_at = [*self._always, *self._frozen_now()] if atoms is None else atoms
+        edited = []
+        for atom in looked_at:
+            mark = self._digest(atom)
+            if mark != self._marks[atom]:
+                self._marks[atom] = mark
+                edited.append(atom)
+        return edited
+
+    def differs(self) -> bool:
+        """Whether any atom differs from its mark; nothing is marked."""
+        return any(self._digest(atom) != self._marks[atom] for atom in self._always)
+
+    def edited_slots(self, index: int) -> list[int]:
+        """Atoms whose state in this optimizer was replaced or written outside its step."""
+        edited = []
+        for atom in self._live.census.optimizers[index].atoms:
+            hint = self._slot_hint(index, atom)
+            if hint != self._slots[index, atom]:
+                self._slots[index, atom] = hint
+                edited.append(atom)
+        return edited
+
+    def fingerprints(self) -> dict[int, int]:
+        """Digests of value and slots of every atom that a shadow replays, on the CPU."""
+        found: dict[int, int] = {}
+        census = self._live.census
+        for atom in {a for s in census.optimizers if s.mode is Mode.REPLAY for a in s.atoms}:
+            if self._live.tensors[atom].device.type != "cpu":
+                continue
+            digest = xxhash.xxh3_64(self._bytes(atom))
+            slots = {
+                f"{spec.key}/{name}": value
+                for i, spec in enumerate(census.optimizers)
+                if atom in spec.atoms
+                for name, value in self._live.state_of(i, atom).items()
+                if isinstance(value, torch.Tensor)
+            }
+            for name in sorted(slots):
+                digest.update(name.encode())
+                digest.update(raw_bytes(slots[name]))
+            found[atom] = digest.intdigest()
+        return found
+
+    def _frozen_now(self) -> list[int]:
+        """Frozen atoms whose hint changed, and the next few in turn."""
+        hints = {i: self._hint(i) for i in self._frozen}
+        chosen = {i for i in self._frozen if hints[i] != self._hints[i]}
+        self._hints = hints
+        budget = _FROZEN_BYTES_PER_SEAL
+        for _ in range(len(self._frozen)):
+            atom = self._frozen[self._round % len(self._frozen)]
+            budget -= self._live.census.atoms[atom].bytes
+            if budget < 0 and chosen:
+                break
+            chosen.add(atom)
+            self._round += 1
+        return sorted(chosen)
+
+    def _digest(self, atom: int) -> Mark:
+        if self._live.tensors[atom].device.type != "cpu":
+            return self._hint(atom)
+        return xxhash.xxh3_64_intdigest(self._bytes(atom))
+
+    def _bytes(self, atom: int) -> memoryview:
+        tensor = self._live.tensors[atom]
+        address = tensor.data_ptr()
+        known = self._views.get(atom)
+        if known is not None and known[0] == address:
+            return known[1]
+        view = raw_bytes(tensor)
+        if tensor.is_contiguous():  # otherwise the bytes are a copy, and would grow old
+            self._views[atom] = (address, view)
+        return view
+
+    def _hint(self, atom: int) -> tuple[int, int]:
+        tensor = self._live.tensors[atom]
+        return tensor.data_ptr(), tensor._version
+
+    def _slot_hint(self, index: int, atom: int) -> tuple[object, ...]:
+        state = self._live.optimizers[index].state.get(self._live.tensors[atom])
+        if not state:
+            return ()
+        return tuple(
+            (name, value.data_ptr(), value._version) if isinstance(value, torch.Tensor) else name
+            for name, value in state.items()
+        )

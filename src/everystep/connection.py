@@ -1,0 +1,111 @@
+"""A trainer's connection to its shadow: the ring, the process that reads it, and how it ends."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from everystep.core.census import Census
+from everystep.core.geometry import Geometry, replica_bytes, ring_geometry
+from everystep.core.survival import Facts, survival
+from everystep.errors import NotEnoughMemory
+from everystep.format.base import Point
+from everystep.lane.arena import SharedMemory
+from everystep.lane.host import process_start, read_facts
+from everystep.lane.ring import RingWriter
+from everystep.lane.runtime import ShadowCard
+from everystep.options import Options
+from everystep.recover.find import Found
+from everystep.shadow.spawn import ShadowHandle, start_shadow
+
+
+@dataclass
+class Connection:
+    ring: RingWriter
+    shadow: ShadowHandle
+    predecessor: ShadowCard | None
+
+    def close(self) -> None:
+        """Let go of the memory; the shadow keeps its own hold on it."""
+        self.shadow.close()
+        self.ring.memory.close()
+
+
+def plan_memory(census: Census, document_bytes: int, options: Options, adopts: bool) -> Geometry:
+    """Ring geometry for what this host can give; refuses clearly where it is too little."""
+    facts = read_facts()
+    available = _available(facts, options)
+    replica = 0 if adopts else replica_bytes(census)
+    if replica > available:
+        raise NotEnoughMemory(
+            f"attach: the replica needs {replica / 2**20:.0f} MiB of host memory, "
+            f"{available / 2**20:.0f} MiB are available"
+            + (
+                f" (cgroup limit {facts.memory_limit_bytes / 2**20:.0f} MiB)"
+                if facts.memory_limit_bytes
+                else ""
+            ),
+            hint="free host memory, raise the cgroup's limit, or point arena_dir at a disk",
+        )
+    return ring_geometry(census, document_bytes, available - replica)
+
+
+def _available(facts: Facts, options: Options) -> int:
+    if options.arena_dir is None:
+        return facts.memory_available_bytes
+    try:
+        return shutil.disk_usage(options.arena_dir).free
+    except OSError as error:
+        raise NotEnoughMemory(
+            f"arena_dir {options.arena_dir}: {error.strerror}", hint="give an existing directory"
+        ) from error
+
+
+def connect(
+    run: Path,
+    folder: Path,
+    census: Census,
+    options: Options,
+    *,
+    step: int,
+    document_bytes: int,
+    continues: Point | None,
+    found: Found | None,
+    predecessor: ShadowCard | None,
+) -> Connection:
+    """Make a ring and start a shadow that reads it. `found` from a shadow's memory is handed on."""
+    adopted = found.holding if found else None
+    geometry = plan_memory(census, document_bytes, options, adopted is not None)
+    memory = SharedMemory.create(geometry.bytes, "ring", options.arena_dir)
+    ring = RingWriter(memory, geometry, secrets.randbits(64))
+    extents = found.memory[: adopted.extents] if found and adopted else ()
+    tail = found.memory[-1].fd if found and adopted and adopted.tail_bytes else -1
+    try:
+        shadow = start_shadow(
+            run=str(run),
+            folder=str(folder),
+            name=secrets.token_hex(4),
+            trainer_pid=os.getpid(),
+            trainer_start=process_start(os.getpid()),
+            ring_fd=memory.fd,
+            extent_fds=tuple(extent.fd for extent in extents),
+            tail_fd=tail,
+            geometry=geometry,
+            census=census,
+            step=step,
+            continues=continues,
+            adopted=adopted,
+            predecessor=predecessor.pid if predecessor else 0,
+            survival=survival(read_facts()),
+            durable_every=options.durable_every,
+            keep_last=options.keep_last,
+            idle_exit=options.idle_exit,
+            arena_dir=options.arena_dir,
+        )
+    except BaseException:
+        memory.close()
+        raise
+    return Connection(ring, shadow, predecessor)

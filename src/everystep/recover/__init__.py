@@ -1,0 +1,1 @@
+"""Finding the newest point that can be brought back, and loading it into live tensors."""

@@ -1,0 +1,140 @@
+"""The newest valid point of a run: in the memory of a living shadow, or in the store."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from everystep.core.census import Census
+from everystep.errors import EverystepError, StepUnavailable, StoreError, UnknownVersion
+from everystep.format.base import Point, SessionValues
+from everystep.lane import control
+from everystep.lane.arena import SharedMemory
+from everystep.lane.descriptors import receive_descriptors
+from everystep.lane.runtime import ShadowCard, read_card
+from everystep.store.bases import BaseReader, read_index
+from everystep.store.runs import Lineage, identify, read_lineage
+
+log = logging.getLogger(__name__)
+
+_YIELD_SECONDS = 120.0
+
+
+class FoundTensor(NamedTuple):
+    atom: int
+    slot: str
+    dtype: str
+    shape: tuple[int, ...]
+    version: int
+    data: memoryview
+
+
+class Found(NamedTuple):
+    """A whole state at one step, ready to be loaded."""
+
+    point: Point
+    source: str  # shadow | store
+    census: Census
+    session: SessionValues
+    tensors: Callable[[], Iterator[FoundTensor]]
+    tail: memoryview
+    tail_steps: int
+    problems: list[str]
+    holding: control.Holding | None = None
+    memory: tuple[SharedMemory, ...] = ()
+
+
+def find_newest(
+    run: Path, folder: Path | None, step: int | None = None
+) -> tuple[Found | None, ShadowCard | None]:
+    """The newest point (or the one at `step`), and the card of the shadow that lives, if any."""
+    card = read_card(folder) if folder else None
+    problems: list[str] = []
+    lineage = Lineage("", [], [])
+    if identify(run)[0] is not None:
+        lineage = read_lineage(run)
+        problems += lineage.problems
+    if card is not None:
+        found = _from_shadow(card, problems)
+        newest = lineage.candidates[0].entry.step if lineage.candidates else -1
+        if found and (found.point.step == step or (step is None and found.point.step >= newest)):
+            return found, card
+    return _from_store(run, lineage, problems, step), card
+
+
+def _from_shadow(card: ShadowCard, problems: list[str]) -> Found | None:
+    try:
+        answer = control.ask(card.control, control.AskYield(), timeout_seconds=_YIELD_SECONDS)
+        if answer.holding is None:
+            problems.append(f"shadow {card.pid}: {answer.error}")
+            return None
+        holding = answer.holding
+        count = holding.extents + (1 if holding.tail_bytes else 0)
+        fds = receive_descriptors(card.descriptors, count)
+    except EverystepError as error:
+        problems.append(f"shadow {card.pid}: {error}")
+        return None
+    memory = tuple(SharedMemory(fd) for fd in fds)
+
+    def tensors() -> Iterator[FoundTensor]:
+        for p in holding.places:
+            view = memory[p.extent].view[p.at : p.at + p.bytes]
+            yield FoundTensor(p.atom, p.slot, p.dtype, p.shape, p.version, view)
+
+    tail = memory[-1].view[: holding.tail_bytes] if holding.tail_bytes else memoryview(b"")
+    return Found(
+        Point(holding.epoch, holding.step),
+        "shadow",
+        holding.census,
+        holding.session,
+        tensors,
+        tail,
+        holding.tail_steps,
+        problems,
+        holding,
+        memory,
+    )
+
+
+def _from_store(run: Path, lineage: Lineage, problems: list[str], step: int | None) -> Found | None:
+    """The newest base whose every byte is right; damaged ones are named and passed over."""
+    wanted = [c for c in lineage.candidates if step is None or c.entry.step == step]
+    if step is not None and not wanted:
+        kept = sorted({c.entry.step for c in lineage.candidates})
+        raise StepUnavailable(
+            f"step {step} of {run}: not retained", hint=f"retained steps: {kept or 'none'}"
+        )
+    for candidate in wanted:
+        try:
+            reader = BaseReader(run, read_index(run, candidate))
+            session = reader.session
+        except UnknownVersion:
+            raise
+        except StoreError as error:
+            log.warning("base_skipped step=%d error=%s", candidate.entry.step, error)
+            problems.append(str(error))
+            continue
+        return _found_base(reader, session, candidate.point, problems)
+    return None
+
+
+def _found_base(
+    reader: BaseReader, session: SessionValues, point: Point, problems: list[str]
+) -> Found:
+    def tensors() -> Iterator[FoundTensor]:
+        for t in reader.index.tensors:
+            yield FoundTensor(t.atom, t.slot, t.dtype, t.shape, t.version, reader.tensor(t))
+
+    index = reader.index
+    return Found(
+        point, "store", index.census, session, tensors, reader.tail, index.tail_steps, problems
+    )
+
+
+def retire(card: ShadowCard) -> None:
+    """Ask a shadow to go away; one that is gone already is fine."""
+    with contextlib.suppress(EverystepError):
+        control.ask(card.control, control.AskRetire(), timeout_seconds=10)

@@ -1,0 +1,204 @@
+"""Puts a found point into live models and optimizers, replaying the log tail through the latter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from everystep.core.census import Census, Mode, mismatches
+from everystep.core.events import Call, Edit, Event, SlotValues
+from everystep.errors import ModelMismatch, RecoveryError
+from everystep.format import values
+from everystep.format.entry import unframe_entries
+from everystep.recover.find import Found, FoundTensor
+from everystep.replay.apply import apply_call, set_groups
+from everystep.replay.tensors import unpack, view_tensor
+
+_LISTED = 10
+
+
+def check_model(live: Census, found: Found, run: str) -> None:
+    """Refuse a run of another model, naming up to ten differences."""
+    lines = mismatches(live, found.census)
+    if lines:
+        shown = "\n  ".join(lines[:_LISTED])
+        more = f"\n  and {len(lines) - _LISTED} more" if len(lines) > _LISTED else ""
+        raise ModelMismatch(
+            f"resume {run} at step {found.point.step}: it holds another model:\n  {shown}{more}",
+            hint="build the model as it was, or give this one another run=",
+        )
+
+
+def load_values(found: Found, tensors: Sequence[torch.Tensor], ids: dict[int, int]) -> list[int]:
+    """Copy every atom's value into its live tensor; returns the versions of the live atoms.
+
+    `ids` maps the atoms of the found census to live ones.
+    """
+    versions = [0] * len(tensors)
+    with torch.no_grad():
+        for t in found.tensors():
+            if t.atom in ids:
+                versions[ids[t.atom]] = t.version
+                if not t.slot:
+                    tensors[ids[t.atom]].copy_(view_tensor(t.data, t.dtype, t.shape))
+    return versions
+
+
+def same_atoms(live: Census, found: Census) -> dict[int, int]:
+    """Live atom for every found one, by name."""
+    by_name = {atom.name: i for i, atom in enumerate(live.atoms)}
+    return {i: by_name[a.name] for i, a in enumerate(found.atoms) if a.name in by_name}
+
+
+def load_optimizers(
+    found: Found,
+    optimizers: Sequence[tuple[str, torch.optim.Optimizer]],
+    tensors: Sequence[torch.Tensor],
+    ids: dict[int, int],
+) -> None:
+    """Groups, slots and values of every optimizer, then whatever the log tail still holds."""
+    specs = {spec.key: i for i, spec in enumerate(found.census.optimizers)}
+    if set(specs) != {key for key, _ in optimizers}:
+        raise ModelMismatch(
+            f"resume: the run has optimizers {sorted(specs)}, given were "
+            f"{sorted(key for key, _ in optimizers)}",
+            hint="give attach the same optimizers under the same keys",
+        )
+    for key, optimizer in optimizers:
+        index = specs[key]
+        _match_groups(found.census, index, optimizer, tensors, ids)
+        optimizer.state.clear()
+        encoded = found.session.groups[index] if index < len(found.session.groups) else b""
+        if encoded:
+            set_groups(optimizer, encoded)
+    by_index = {specs[key]: optimizer for key, optimizer in optimizers}
+    for t in found.tensors():
+        if t.slot:
+            _load_slot(found.census, t, by_index, tensors[ids[t.atom]])
+    for atom, index, encoded in found.session.values:
+        state = by_index[index].state[tensors[ids[atom]]]
+        state.update(_to_device(values.decode(encoded, unpack), tensors[ids[atom]].device))
+    _replay_tail(found, by_index, tensors, ids)
+
+
+def _match_groups(
+    census: Census,
+    index: int,
+    optimizer: torch.optim.Optimizer,
+    tensors: Sequence[torch.Tensor],
+    ids: dict[int, int],
+) -> None:
+    """Give back param groups that were added during the run; anything else must agree."""
+    spec = census.optimizers[index]
+    stored = [[tensors[ids[atom]] for atom in group] for group in spec.groups]
+    for number, (group, expected) in enumerate(zip(optimizer.param_groups, stored, strict=False)):
+        if [id(p) for p in group["params"]] != [id(p) for p in expected]:
+            raise ModelMismatch(
+                f"resume: optimizer {spec.key!r}, group {number}: the run has other parameters in it",
+                hint="build the param groups as they were when the run began",
+            )
+    if len(optimizer.param_groups) > len(stored):
+        raise ModelMismatch(
+            f"resume: optimizer {spec.key!r} has {len(optimizer.param_groups)} groups, "
+            f"the run has {len(stored)}",
+            hint="add later param groups after attach, at the step where they were added",
+        )
+    for parameters in stored[len(optimizer.param_groups) :]:
+        optimizer.add_param_group({"params": parameters})
+
+
+def _load_slot(
+    census: Census,
+    found: FoundTensor,
+    optimizers: dict[int, torch.optim.Optimizer],
+    parameter: torch.Tensor,
+) -> None:
+    key, _, name = found.slot.rpartition("/")
+    index = next(i for i, spec in enumerate(census.optimizers) if spec.key == key)
+    optimizer = optimizers[index]
+    group = next(g for g in optimizer.param_groups if any(p is parameter for p in g["params"]))
+    # torch keeps step counters on the CPU unless the kernel reads them itself
+    on_cpu = name == "step" and not (group.get("capturable") or group.get("fused"))
+    device = torch.device("cpu") if on_cpu else parameter.device
+    tensor = view_tensor(found.data, found.dtype, found.shape).to(device, copy=True)
+    optimizer.state[parameter][name] = tensor
+
+
+def _replay_tail(
+    found: Found,
+    optimizers: dict[int, torch.optim.Optimizer],
+    tensors: Sequence[torch.Tensor],
+    ids: dict[int, int],
+) -> None:
+    for events, payload in unframe_entries(found.tail):
+        for event in events:
+            _replay_event(event, payload, found, optimizers, tensors, ids)
+    for index, optimizer in optimizers.items():  # a tail leaves the scalars of its last call
+        encoded = found.session.groups[index] if index < len(found.session.groups) else b""
+        if encoded and found.census.optimizers[index].mode is Mode.LOG:
+            set_groups(optimizer, encoded)
+
+
+def _replay_event(
+    event: Event,
+    payload: memoryview,
+    found: Found,
+    optimizers: dict[int, torch.optim.Optimizer],
+    tensors: Sequence[torch.Tensor],
+    ids: dict[int, int],
+) -> None:
+    if isinstance(event, Call):
+        spec = found.census.optimizers[event.optimizer]
+        parameters = [tensors[ids[atom]] for atom in spec.atoms]
+        apply_call(optimizers[event.optimizer], parameters, event, found.census, payload)
+    elif isinstance(event, Edit):
+        _replay_edit(event, payload, found.census, optimizers, tensors[ids[event.atom]])
+    elif isinstance(event, SlotValues):
+        parameter = tensors[ids[event.atom]]
+        state = optimizers[event.optimizer].state[parameter]
+        state.update(_to_device(values.decode(event.values, unpack), parameter.device))
+
+
+def _replay_edit(
+    edit: Edit,
+    payload: memoryview,
+    census: Census,
+    optimizers: dict[int, torch.optim.Optimizer],
+    parameter: torch.Tensor,
+) -> None:
+    data = view_tensor(payload[edit.at : edit.at + edit.nbytes], "uint8", (edit.nbytes,))
+    if edit.slot:
+        key, _, name = edit.slot.rpartition("/")
+        index = next(i for i, spec in enumerate(census.optimizers) if spec.key == key)
+        state = optimizers[index].state[parameter]
+        if name not in state or tuple(state[name].shape) != edit.shape:
+            state[name] = view_tensor(
+                memoryview(bytearray(_bytes_of(edit))), edit.dtype, edit.shape
+            ).to(parameter.device)
+        target = state[name]
+    else:
+        target = parameter
+    if not target.is_contiguous():
+        raise RecoveryError("replay an edit: the live tensor is not contiguous")
+    with torch.no_grad():
+        flat = target.view(-1).view(torch.uint8)
+        flat[edit.start : edit.start + edit.nbytes].copy_(data)
+
+
+def _bytes_of(edit: Edit) -> int:
+    from everystep.core.dtypes import tensor_bytes
+
+    return tensor_bytes(edit.dtype, edit.shape)
+
+
+def _to_device(value: Any, device: torch.device) -> Any:
+    """Tensors inside slot values go where their parameter is."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if isinstance(value, list | tuple):
+        return type(value)(_to_device(v, device) for v in value)
+    if isinstance(value, dict):
+        return {k: _to_device(v, device) for k, v in value.items()}
+    return value

@@ -1,1 +1,3 @@
+from everystep.cli.app import main
 
+main()

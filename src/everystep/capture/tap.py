@@ -229,9 +229,9 @@ class Tap:
                 self._send_slots(index, self._watch.edited_slots(index))
             self._send_resend()
             self.send_base()
-            if not self._letting_go:
+            if self.flowing:
                 self._send_seal(step, capture_rng() if rng is None else rng)
-        if self._letting_go:
+        if not self.flowing:
             self.dropped += 1
         self.step = step
         self._target = step + 1

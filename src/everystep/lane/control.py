@@ -94,6 +94,10 @@ class ControlServer:
         self.socket.bind(address)
         self._decoder = msgspec.msgpack.Decoder(Request)
 
+    def fileno(self) -> int:
+        """Readable when a request may have come."""
+        return int(self.socket.getsockopt(zmq.FD))
+
     def receive(self) -> tuple[list[bytes], Request] | None:
         """The next request with its return address, or None; nonsense is dropped."""
         while True:

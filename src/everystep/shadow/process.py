@@ -125,7 +125,7 @@ class Shadow:
 
     def _wait(self, milliseconds: int) -> None:
         poller = select.poll()
-        for fd in (self.control.socket.fd, self.descriptors.socket.fileno()):
+        for fd in (self.control.fileno(), self.descriptors.socket.fileno()):
             poller.register(fd, select.POLLIN)
         if self._trainer_alive:
             poller.register(self._trainer_fd, select.POLLIN)

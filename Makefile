@@ -1,0 +1,43 @@
+# One door: every target sets up what it needs.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.PHONY: setup demo test check fix bench test-kills clean
+
+setup: $(STAMP)
+
+# torch comes first and by exact version, so that nothing else pulls a larger build
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0 setuptools
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt \
+		--no-build-isolation --editable '.[dev]'
+	touch $(STAMP)
+
+demo: setup  ## train a small GPT, kill it, compare every bit
+	$(BIN)/everystep demo
+
+test: setup  ## everything that needs no GPU
+	$(BIN)/python -m pytest
+
+check: setup  ## style, types, import rules
+	$(BIN)/ruff format --check src tests
+	$(BIN)/ruff check src tests
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+fix: setup
+	$(BIN)/ruff format src tests
+	$(BIN)/ruff check --fix src tests
+
+bench: setup  ## the figures of the README, as JSON
+	$(BIN)/everystep demo --json
+	$(BIN)/everystep bench verify --json
+
+test-kills: setup  ## the long version: 200 kills of the trainer, 50 of the shadow
+	EVERYSTEP_KILLS=200 EVERYSTEP_SHADOW_KILLS=50 $(BIN)/python -m pytest --timeout 3600 \
+		tests/crash/test_trainer_kills.py tests/crash/test_shadow_kills.py
+
+clean:
+	rm -rf .venv build dist src/*.egg-info

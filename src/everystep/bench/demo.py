@@ -1,0 +1,212 @@
+"""`everystep demo`: the same training without us, with us, and with us under kill -9."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from everystep.bench.demo_trainer import Job, Line
+from everystep.errors import EverystepError
+
+_WARM_UP_STEPS = 5
+_PATIENCE_SECONDS = 300.0
+
+
+class Demo:
+    """Starts trainers, kills them, reads their logs."""
+
+    def __init__(self, folder: Path, steps: int, console: Console) -> None:
+        self._folder = folder
+        self._steps = steps
+        self._console = console
+
+    def train(self, name: str, method: str) -> list[Line]:
+        """One unbroken training."""
+        self._console.print(f"[bold]{name}[/bold]: {self._steps} steps …")
+        job = self._job(name, method)
+        code = self._start(job).wait(_PATIENCE_SECONDS)
+        if code != 0:
+            raise EverystepError(f"demo: the training {name!r} ended with code {code}")
+        lines = _read(job)
+        self._console.print(
+            f"  {_step_seconds(lines) * 1000:.0f} ms a step, loss {_last_loss(lines):.3f}"
+        )
+        return lines
+
+    def train_killed(
+        self, name: str, kills: int, step_seconds: float, chance: random.Random
+    ) -> tuple[list[Line], list[int], list[float]]:
+        """Train while killing the trainer; returns its log, steps lost and seconds to come back."""
+        self._console.print(f"[bold]{name}[/bold]: {kills} × kill -9 …")
+        job = self._job(name, "everystep")
+        budget = self._steps * step_seconds / (kills + 1)
+        lost: list[int] = []
+        seconds: list[float] = []
+        for number in range(kills + 1):
+            before = _read(job)
+            started = time.time()
+            process = self._start(job)
+            self._await_new_line(process, job, len(before))
+            begin = _read(job)[len(before)]
+            if number:
+                lost.append(_finished(before) - begin.step)
+                first_step = self._await_step(process, job, len(before))
+                seconds.append(first_step.time - started)
+                self._console.print(
+                    f"  back in {seconds[-1]:.1f} s at step {begin.step}: {lost[-1]} step lost"
+                )
+            if number < kills:
+                time.sleep(chance.uniform(0.3, 1.5) * budget)
+                process.send_signal(signal.SIGKILL)
+                process.wait()
+                self._console.print(f"  killed during step {_finished(_read(job))}")
+            elif process.wait(_PATIENCE_SECONDS) != 0:
+                raise EverystepError("demo: the last trainer failed")
+        return _read(job), lost, seconds
+
+    def _job(self, name: str, method: str) -> Job:
+        folder = self._folder / name.replace(" ", "-")
+        folder.mkdir()
+        return Job(method, str(folder), self._steps, str(folder / "log"))
+
+    def _start(self, job: Job) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "everystep.bench.demo_trainer"]
+        environment = {**os.environ, "EVERYSTEP_RUNTIME_DIR": str(self._folder / "runtime")}
+        return subprocess.Popen(
+            [*command, msgspec.json.encode(job).decode()],
+            env=environment,
+            stdout=subprocess.DEVNULL,
+        )
+
+    def _await_new_line(self, process: subprocess.Popen[bytes], job: Job, known: int) -> None:
+        _until(lambda: len(_read(job)) > known, process, "its first line")
+
+    def _await_step(self, process: subprocess.Popen[bytes], job: Job, known: int) -> Line:
+        def found() -> Line | None:
+            return next((line for line in _read(job)[known:] if line.kind == "step"), None)
+
+        _until(lambda: found() is not None, process, "its first step")
+        line = found()
+        assert line is not None
+        return line
+
+
+def run_demo(
+    *, steps: int, kills: int, seed: int | None, quiet: bool
+) -> tuple[dict[str, Any], Table]:
+    """Run it all; returns the figures and the table people see."""
+    seed = random.SystemRandom().randrange(1 << 32) if seed is None else seed
+    console = Console(quiet=quiet)
+    console.print(f"a character GPT on Python's own documentation; seed of the kills {seed}")
+    with tempfile.TemporaryDirectory(prefix="everystep-demo-") as folder:
+        demo = Demo(Path(folder), steps, console)
+        plain = [demo.train("without us", "none")]
+        ours = demo.train("with us", "everystep")
+        saved = demo.train("torch.save every step", "torch.save")
+        plain.append(demo.train("without us again", "none"))
+        base = statistics.mean(_step_seconds(lines) for lines in plain)
+        killed, lost, seconds = demo.train_killed(
+            "with us and killed", kills, base, random.Random(seed)
+        )
+    for name, lines in (("without us again", plain[1]), ("with us", ours), ("killed", killed)):
+        if difference := _difference(plain[0], lines):
+            console.print(f"[red]{name}: {difference}[/red]")
+    figures = {
+        "bit_identical": not any(_difference(plain[0], lines) for lines in (ours, killed)),
+        "kills": len(lost),
+        "steps_lost_max": max(lost, default=0),
+        "overhead_percent": 100 * (_step_seconds(ours) / base - 1),
+        "torch_save_overhead_percent": 100 * (_step_seconds(saved) / base - 1),
+        "recover_seconds_median": statistics.median(seconds) if seconds else None,
+        "drift_percent": 100 * (_step_seconds(plain[1]) / _step_seconds(plain[0]) - 1),
+        "step_milliseconds": 1000 * base,
+        "steps": steps,
+        "seed": seed,
+    }
+    return figures, _table(figures)
+
+
+def _table(figures: dict[str, Any]) -> Table:
+    table = Table(title="every step a checkpoint", title_justify="left")
+    table.add_column("what")
+    table.add_column("measured", justify="right")
+    recover = figures["recover_seconds_median"]
+    rows = [
+        ("overhead of everystep, every step", f"{figures['overhead_percent']:+.1f} %"),
+        ("overhead of torch.save, every step", f"{figures['torch_save_overhead_percent']:+.1f} %"),
+        ("drift of the machine meanwhile", f"{figures['drift_percent']:+.1f} %"),
+        ("kill -9 of the trainer", f"{figures['kills']}"),
+        ("steps lost per kill, at most", f"{figures['steps_lost_max']}"),
+        ("restart to next finished step, median", f"{recover:.1f} s" if recover else "–"),
+        (
+            "weights, optimizer state, loss curve",
+            "bit-identical" if figures["bit_identical"] else "[red]DIFFERENT[/red]",
+        ),
+    ]
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _read(job: Job) -> list[Line]:
+    """The log so far; a line being written does not count."""
+    path = Path(job.log)
+    data = path.read_bytes() if path.exists() else b""
+    return [
+        msgspec.json.decode(line, type=Line) for line in data.splitlines(True) if line[-1:] == b"\n"
+    ]
+
+
+def _until(done: Any, process: subprocess.Popen[bytes], what: str) -> None:
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while not done():
+        if process.poll() is not None:
+            raise EverystepError(
+                f"demo: a trainer ended with code {process.returncode} before {what}"
+            )
+        if time.monotonic() > deadline:
+            raise EverystepError(
+                f"demo: a trainer did not show {what} in {_PATIENCE_SECONDS:.0f} s"
+            )
+        time.sleep(0.01)
+
+
+def _finished(lines: list[Line]) -> int:
+    """Optimizer steps that were finished: one more than the last index logged."""
+    return max((line.step + 1 for line in lines if line.kind == "step"), default=0)
+
+
+def _step_seconds(lines: list[Line]) -> float:
+    times = [line.time for line in lines if line.kind == "step"][_WARM_UP_STEPS:]
+    return statistics.median(b - a for a, b in itertools.pairwise(times))
+
+
+def _last_loss(lines: list[Line]) -> float:
+    return float.fromhex([line.loss for line in lines if line.kind == "step"][-1])
+
+
+def _difference(one: list[Line], other: list[Line]) -> str:
+    """Where two trainings differ in a bit: the loss of a step, however often done, or the end."""
+    expected = {line.step: line.loss for line in one if line.kind == "step"}
+    for line in other:
+        if line.kind == "step" and line.loss != expected.get(line.step):
+            return f"loss of step {line.step} is {line.loss}, expected {expected.get(line.step)}"
+    missing = expected.keys() - {line.step for line in other if line.kind == "step"}
+    if missing:
+        return f"steps {sorted(missing)} were not done"
+    if not one[-1].digest or one[-1].digest != other[-1].digest:
+        return "final weights or optimizer state differ"
+    return ""

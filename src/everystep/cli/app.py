@@ -1,0 +1,230 @@
+"""`everystep` and `python -m everystep`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from everystep import __version__
+from everystep.cli import output
+from everystep.cli.doctor import examine
+from everystep.cli.status import run_status
+from everystep.store.reader import open_run
+
+app = typer.Typer(
+    help="Every training step is a checkpoint. Exit codes: 0 well, 1 something is wrong, 2 refused.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+RunPath = Annotated[Path, typer.Argument(help="The run's directory.", show_default=False)]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
+
+
+@app.command()
+def status(run: RunPath, json: Json = False) -> None:
+    """What each fault would cost right now."""
+    with output.refusals(json):
+        document = run_status(run.absolute())
+
+    def render() -> Iterator[Any]:
+        yield f"[bold]{document['summary']}[/bold]"
+        hidden = ("summary", "optimizers", "exactness_why", "outlives_why")
+        yield output.pairs("", ((k, v) for k, v in document.items() if k not in hidden))
+        for name in ("exactness_why", "outlives_why"):
+            if document.get(name):
+                yield f"[dim]{document[name]}[/dim]"
+
+    output.show(document, json, render)
+    raise typer.Exit(0 if document["health"] == "ok" else output.PROBLEM)
+
+
+@app.command("ls")
+def list_steps(run: RunPath, json: Json = False) -> None:
+    """The retained steps of a run."""
+    with output.refusals(json):
+        stored = open_run(run)
+    bases = [
+        {
+            "step": base.entry.step,
+            "epoch": base.epoch,
+            "time": base.entry.time,
+            "total_bytes": base.entry.total_bytes,
+            "new_bytes": base.entry.new_bytes,
+        }
+        for base in stored.bases
+    ]
+    document = {"run": str(stored.path), "run_id": stored.run_id, "bases": bases}
+
+    def render() -> Iterator[Any]:
+        yield output.columns(
+            str(stored.path),
+            ("step", "epoch", "written", "size", "new bytes"),
+            (
+                (
+                    b["step"],
+                    b["epoch"],
+                    time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(b["time"])),
+                    output.size(b["total_bytes"]),
+                    output.size(b["new_bytes"]),
+                )
+                for b in bases
+            ),
+        )
+
+    output.show({**document, "problems": stored.problems}, json, render)
+    raise typer.Exit(output.PROBLEM if stored.problems else 0)
+
+
+@app.command()
+def inspect(
+    run: RunPath,
+    step: Annotated[
+        int | None, typer.Argument(help="A retained step; the newest if absent.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """What a base holds: atoms, optimizers, files."""
+    with output.refusals(json):
+        index = open_run(run).index(step)
+    slots: dict[int, list[str]] = {}
+    for tensor in index.tensors:
+        if tensor.slot:
+            slots.setdefault(tensor.atom, []).append(tensor.slot.strip("/"))
+    versions = {t.atom: t.version for t in index.tensors}
+    atoms: list[dict[str, Any]] = [
+        {
+            "name": atom.name,
+            "dtype": atom.dtype,
+            "shape": atom.shape,
+            "buffer": atom.buffer,
+            "aliases": atom.aliases,
+            "slots": slots.get(i, []),
+            "version": versions.get(i),
+        }
+        for i, atom in enumerate(index.census.atoms)
+    ]
+    document = {
+        "step": index.step,
+        "epoch": index.epoch,
+        "exactness": index.census.exactness,
+        "log_steps": index.tail_steps,
+        "optimizers": [
+            {"key": s.key, "class": s.path, "mode": s.mode.value, "why": s.why}
+            for s in index.census.optimizers
+        ],
+        "files": [{"path": f.path, "bytes": f.bytes} for f in index.files],
+        "atoms": atoms,
+    }
+
+    def render() -> Iterator[Any]:
+        yield f"step {index.step}, epoch {index.epoch}, {index.census.exactness}"
+        yield output.columns(
+            "",
+            ("atom", "type", "shape", "changed at", "slots"),
+            (
+                (a["name"], a["dtype"], list(a["shape"]), a["version"], " ".join(a["slots"]))
+                for a in atoms
+            ),
+        )
+        yield output.columns(
+            "", ("file", "size"), ((f.path, output.size(f.bytes)) for f in index.files)
+        )
+
+    output.show(document, json, render)
+
+
+@app.command()
+def verify(run: RunPath, json: Json = False) -> None:
+    """Read every committed byte and compare it with its checksum."""
+    began = time.perf_counter()
+    with output.refusals(json), output.byte_progress("verify", json) as progress:
+        from everystep.store.verify import verify_run
+
+        report = verify_run(run.absolute(), progress)
+    seconds = time.perf_counter() - began
+    document = {
+        "ok": not report.problems,
+        "problems": report.problems,
+        "bases": report.bases,
+        "valid_steps": sorted(report.valid),
+        "files": report.files,
+        "bytes": report.bytes,
+        "seconds": seconds,
+        "gigabytes_per_second": report.bytes / seconds / 1e9,
+    }
+
+    def render() -> Iterator[Any]:
+        for problem in report.problems:
+            yield f"[red]damaged:[/red] {problem}"
+        newest = max(report.valid, default=None)
+        verdict = "[green]all is well[/green]" if not report.problems else "[red]damaged[/red]"
+        yield (
+            f"{verdict}: {report.files} files, {output.size(report.bytes)} in {seconds:.2f} s; "
+            f"newest valid step: {newest}"
+        )
+
+    output.show(document, json, render)
+    raise typer.Exit(output.PROBLEM if report.problems else 0)
+
+
+@app.command()
+def doctor(json: Json = False) -> None:
+    """What this machine offers: memory, limits, whether a shadow outlives its trainer here."""
+    document = examine()
+    colours = {"ok": "green", "note": "yellow", "bad": "red"}
+
+    def render() -> Iterator[Any]:
+        for finding in document["findings"]:
+            yield f"[{colours[finding['level']]}]{finding['level']:>4}[/] {finding['what']}"
+        yield output.pairs("", (*document["facts"].items(), *document["versions"].items()))
+
+    output.show(document, json, render)
+    raise typer.Exit(0 if document["ok"] else output.PROBLEM)
+
+
+@app.command()
+def demo(
+    json: Json = False,
+    steps: Annotated[int, typer.Option(help="Steps of each training.")] = 120,
+    kills: Annotated[int, typer.Option(help="How often the trainer is killed with kill -9.")] = 5,
+    seed: Annotated[int | None, typer.Option(help="Of the instants of the kills.")] = None,
+) -> None:
+    """Train a small GPT without us, with us, and with us while being killed; compare every bit."""
+    from everystep.bench.demo import run_demo
+
+    with output.refusals(json):
+        document, table = run_demo(steps=steps, kills=kills, seed=seed, quiet=json)
+    output.show(document, json, lambda: [table])
+    raise typer.Exit(0 if document["bit_identical"] else output.PROBLEM)
+
+
+bench = typer.Typer(help="Measure this machine.", no_args_is_help=True)
+app.add_typer(bench, name="bench")
+
+
+@bench.command("verify")
+def bench_verify(
+    json: Json = False,
+    gigabytes: Annotated[float, typer.Option(help="Size of the store made for it.")] = 1.0,
+) -> None:
+    """How fast `everystep verify` reads a healthy store."""
+    from everystep.bench.verify_speed import verify_speed
+
+    with output.refusals(json):
+        document = verify_speed(int(gigabytes * 1e9))
+    output.show(document, json, lambda: [output.pairs("everystep verify", document.items())])
+
+
+@app.command()
+def version() -> None:
+    """The version of everystep."""
+    output.console.print(__version__)
+
+
+def main() -> None:
+    app()

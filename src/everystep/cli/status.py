@@ -1,0 +1,44 @@
+"""What a run holds right now: asked of its living shadow, or read from the store."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+from typing import Any
+
+from everystep.core.status import summary
+from everystep.errors import EverystepError, NotARun
+from everystep.lane.control import AskStatus, ask
+from everystep.lane.runtime import read_card, runtime_dir
+from everystep.store.runs import identify, read_lineage
+
+
+def run_status(run: Path) -> dict[str, Any]:
+    """The document behind `everystep status`; the same as `run.status()` without the trainer's part."""
+    card = read_card(runtime_dir(str(run)))
+    document: dict[str, Any] = {"run": str(run)}
+    if card is not None:
+        with contextlib.suppress(EverystepError):
+            document |= ask(card.control, AskStatus(), timeout_seconds=5).status
+    if "health" not in document:
+        document |= _from_store(run)
+    return {"summary": summary(document), **document}
+
+
+def _from_store(run: Path) -> dict[str, Any]:
+    if identify(run)[0] is None:
+        raise NotARun(f"status of {run}: there is no run", hint="check the path")
+    lineage = read_lineage(run)
+    newest = lineage.candidates[0] if lineage.candidates else None
+    return {
+        "pid": None,
+        "trainer_pid": None,
+        "shadow_step": None,
+        "durable_step": newest.entry.step if newest else None,
+        "durable_age_seconds": time.time() - newest.entry.time if newest else None,
+        "epoch": newest.epoch if newest else None,
+        "exactness": "exact" if newest else None,
+        "health": "degraded" if lineage.problems else "ok",
+        "problem": "; ".join(lineage.problems),
+    }

@@ -1,0 +1,45 @@
+"""Every test gets a meeting place of its own and leaves no shadow, socket or shared memory behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+def shadows_in(folder: Path) -> list[int]:
+    """Shadows whose runtime folder is below `folder`, found by their open sockets' directory."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        with contextlib.suppress(OSError):
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+            mine = f"EVERYSTEP_RUNTIME_DIR={folder}".encode()
+            if b"everystep.shadow" in words and mine in (entry / "environ").read_bytes().split(
+                b"\0"
+            ):
+                found.append(int(entry.name))
+    return found
+
+
+@pytest.fixture(autouse=True)
+def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A private runtime directory; shadows still alive at the end are killed."""
+    folder = Path(tempfile.mkdtemp(prefix="es-"))  # short: a socket's path has 107 bytes
+    monkeypatch.setenv("EVERYSTEP_RUNTIME_DIR", str(folder))
+    yield folder
+    for pid in shadows_in(folder):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    deadline = time.monotonic() + 5
+    while shadows_in(folder) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    shutil.rmtree(folder, ignore_errors=True)

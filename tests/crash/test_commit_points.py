@@ -1,0 +1,157 @@
+"""A writer killed at every named point of a commit, zombies of older epochs, racing claims.
+
+Whatever happens, the newest base that counts loads bit for bit, nothing acknowledged is lost, and the
+next epoch goes on.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from everystep.errors import Fenced
+from everystep.recover.find import find_newest
+from everystep.store import epoch as epoch_module
+from everystep.store.commit import CRASH_POINTS
+from everystep.store.epoch import EpochWriter
+from everystep.store.runs import Point, read_lineage
+from everystep.store.verify import verify_run
+
+from .writer import CENSUS, SIZES, content, continue_run, snapshot, version_of
+
+WRITER = Path(__file__).with_name("writer.py")
+
+
+def write(run: Path, keep: int, first: int, last: int, point: str) -> tuple[int, int]:
+    """Run the writer; returns how it ended and the last step it was told is durable."""
+    words = [sys.executable, str(WRITER), str(run), *map(str, (keep, first, last)), point]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode in (0, -signal.SIGKILL), done.stderr
+    return done.returncode, max((int(line) for line in done.stdout.split()), default=0)
+
+
+def load(run: Path) -> int:
+    """The newest step that loads; every byte of it is compared."""
+    found, _ = find_newest(run, None)
+    assert found is not None, "nothing can be loaded"
+    step = found.point.step
+    seen = set()
+    for t in found.tensors():
+        size = SIZES[t.atom]
+        assert bytes(t.data) == content(t.atom, t.slot, version_of(t.atom, step), size), t[:5]
+        seen.add((t.atom, t.slot))
+    assert len(seen) == 3 * len(SIZES) and found.census == CENSUS
+    assert found.session.rng == b"rng %d" % step and found.session.step == step
+    return step
+
+
+def check_goes_on(run: Path, keep: int, step: int) -> None:
+    """The next epoch writes on top of whatever the dead one left, and everything verifies."""
+    code, durable = write(run, keep, step + 1, step + 3, "none")
+    assert code == 0 and durable == step + 3 == load(run)
+    report = verify_run(run)
+    assert report.problems == [] and len(report.valid) == min(keep, step + 3)
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+@pytest.mark.parametrize("point", CRASH_POINTS)
+def test_killed_in_commit(point: str, keep: int, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    code, acknowledged = write(run, keep, 1, 4, point)
+    assert code == -signal.SIGKILL, f"{point} was never reached"
+    assert acknowledged == 3
+    newest = load(run)
+    assert newest in (3, 4), newest
+    assert verify_run(run).problems == []
+    check_goes_on(run, keep, newest)
+
+
+@pytest.mark.parametrize("point", [p for p in CRASH_POINTS if p.startswith("manifest")])
+def test_killed_while_claiming(point: str, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    code, _ = write(run, 2, 1, 1, f"claim:{point}")  # the very first claim, the run not made yet
+    assert code == -signal.SIGKILL, f"{point} was never reached"
+    assert find_newest(run, None)[0] is None
+    assert write(run, 2, 1, 2, "none") == (0, 2)
+    assert write(run, 2, 3, 3, f"claim:{point}")[0] == -signal.SIGKILL
+    assert load(run) == 2
+    check_goes_on(run, 2, 2)
+
+
+def test_killed_at_first_base(tmp_path: Path) -> None:
+    for point in CRASH_POINTS[:-1]:
+        run = tmp_path / point
+        assert write(run, 2, 1, 1, point)[0] == -signal.SIGKILL, f"{point} was never reached"
+        committed = bool(read_lineage(run).candidates)
+        assert committed == (point == "manifest_renamed")
+        assert verify_run(run).problems == []
+        check_goes_on(run, 2, load(run) if committed else 0)
+
+
+def test_zombie_commits_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tmp_path / "run"
+    zombie = EpochWriter(run, None, 2)
+    zombie.commit(snapshot(1))
+    owner = continue_run(run, 2)
+    with pytest.raises(Fenced, match="epoch 2 owns the run"):
+        zombie.commit(snapshot(5))
+    assert load(run) == 1
+    owner.commit(snapshot(2))
+    monkeypatch.setattr(epoch_module, "check_fence", lambda *_: None)
+    zombie.commit(snapshot(9))  # as if it had passed the check just before the new claim
+    assert load(run) == 2
+    assert all(c.point != Point(1, 9) for c in read_lineage(run).candidates)
+    owner.commit(snapshot(3))
+    assert load(run) == 3 and verify_run(run).problems == []
+    assert Point(1, 9) not in [c.point for c in read_lineage(run).candidates]
+
+
+def test_zombie_stays_out_when_a_manifest_is_lost(tmp_path: Path) -> None:
+    """Epochs 1 <- 2 <- 3, and 1 went on as a zombie: losing 2's manifest must not let it in."""
+    run = tmp_path / "run"
+    first = EpochWriter(run, None, 5)
+    first.commit(snapshot(1))
+    first.commit(snapshot(8))
+    second = EpochWriter(run, Point(1, 1), 5)  # rewound to step 1: the base at 8 no longer counts
+    second.commit(snapshot(10))
+    EpochWriter(run, Point(2, 10), 5)
+    (run / "epochs/000002/manifest.json").write_bytes(b"torn")
+    assert Point(1, 8) not in [c.point for c in read_lineage(run).candidates]
+
+
+def test_a_damaged_older_base_does_not_stop_the_writer(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    writer = continue_run(run, 2)
+    for step in (1, 2):
+        writer.commit(snapshot(step))
+    index = run / "epochs/000001/bases/000000000002/index.json"
+    index.write_bytes(index.read_bytes()[:-1])
+    for step in (3, 4, 5):
+        assert writer.commit(snapshot(step)).step == step
+        assert load(run) == step
+    assert verify_run(run).problems == []
+
+
+def test_racing_claims_get_different_numbers(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    code = (
+        "import sys, time; from pathlib import Path; from everystep.store.runs import claim_epoch\n"
+        "run, go = Path(sys.argv[1]), Path(sys.argv[2])\n"
+        "while not go.exists(): time.sleep(0.001)\n"
+        "for _ in range(10):\n"
+        "    manifest = claim_epoch(run, None)\n"
+        "    print(manifest.epoch, manifest.run_id)\n"
+    )
+    go = tmp_path / "go"
+    words = [sys.executable, "-c", code, str(run), str(go)]
+    racers = [subprocess.Popen(words, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    go.touch()
+    lines = [line for racer in racers for line in racer.communicate(timeout=60)[0].splitlines()]
+    assert all(racer.returncode == 0 for racer in racers)
+    numbers = [line.split()[0] for line in lines]
+    assert len(numbers) == len(set(numbers)) == 40
+    assert len({line.split()[1] for line in lines}) == 1, "two runs were made of one directory"

@@ -1,0 +1,169 @@
+"""Weights and state changed outside `step()`: noticed, kept, and not a byte sent without need."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn, optim
+
+import everystep
+
+from .harness import Job, check, together
+
+KINDS = {
+    "adamw": partial(optim.AdamW, lr=0.05),
+    "fused": partial(optim.AdamW, lr=0.05, fused=True),
+    "sgd": partial(optim.SGD, lr=0.05, momentum=0.9),
+    "adafactor": partial(optim.Adafactor, lr=0.05),
+}
+
+
+def edited(kind: str, before: Any, after: Any) -> Job:
+    """`before` runs between backward and step, `after` when the step is done."""
+    model = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 2))
+    optimizer = KINDS[kind](model.parameters())
+
+    def turn(step: int) -> Any:
+        loss = model(torch.randn(4, 5)).square().mean()
+        loss.backward()
+        before(step, model, optimizer)
+        optimizer.step()
+        after(step, model, optimizer)
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return Job(model, optimizer, turn)
+
+
+def nothing(step: int, model: Any, optimizer: Any) -> None:
+    pass
+
+
+def clamp(step: int, model: Any, optimizer: Any) -> None:
+    for p in model.parameters():
+        p.data.clamp_(-0.1, 0.1)
+
+
+def begin_anew(step: int, model: Any, optimizer: Any) -> None:
+    if step == 2:
+        model[1].reset_parameters()
+
+
+def point_elsewhere(step: int, model: Any, optimizer: Any) -> None:
+    if step == 2:
+        model[0].weight.data = model[0].weight.data * 0.5
+
+
+def forget(step: int, model: Any, optimizer: Any) -> None:
+    if step == 2:
+        optimizer.state.clear()
+
+
+def forget_one(step: int, model: Any, optimizer: Any) -> None:
+    if step == 2:
+        del optimizer.state[model[0].weight]
+
+
+def zero_state(step: int, model: Any, optimizer: Any) -> None:
+    if step == 2:
+        for value in optimizer.state[model[1].weight].values():
+            if isinstance(value, torch.Tensor) and value.dim():
+                value.zero_()
+
+
+def every_edit(kind: str) -> Job:
+    return together(
+        clamp=partial(edited, kind, nothing, clamp),
+        between=partial(edited, kind, clamp, nothing),
+        begin_anew=partial(edited, kind, nothing, begin_anew),
+        elsewhere=partial(edited, kind, point_elsewhere, nothing),
+        zero_state=partial(edited, kind, nothing, zero_state),
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "source"), [("fused", "shadow"), ("adafactor", "shadow"), ("sgd", "store")]
+)
+def test_edits_outside_a_step(tmp_path: Path, kind: str, source: str) -> None:
+    check(partial(every_edit, kind), tmp_path, die_at=(4,), source=source)
+
+
+def every_reset(*kinds: str) -> Job:
+    ways = {"after": (nothing, forget), "before": (forget, nothing), "one": (nothing, forget_one)}
+    return together(**{f"{k}_{w}": partial(edited, k, *ways[w]) for k in kinds for w in ways})
+
+
+@pytest.mark.parametrize("kinds", [("adamw", "sgd"), ("adafactor",)], ids=["replayed", "logged"])
+def test_optimizer_state_thrown_away(tmp_path: Path, kinds: tuple[str, ...]) -> None:
+    check(partial(every_reset, *kinds), tmp_path, die_at=(4,))
+
+
+def stumbling(kind: str) -> Job:
+    """`step()` raises when it has moved the first group; the user goes on all the same."""
+    model = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 2))
+    groups = [{"params": layer.parameters()} for layer in model]
+    optimizer = KINDS[kind](groups)
+
+    def turn(step: int) -> Any:
+        loss = model(torch.randn(4, 5)).square().mean()
+        loss.backward()
+        kept = optimizer.param_groups[1]["lr"]
+        if step in (0, 2):
+            optimizer.param_groups[1]["lr"] = "not a number"
+        try:
+            optimizer.step()
+        except (TypeError, RuntimeError):
+            assert step in (0, 2)
+        else:
+            assert step not in (0, 2)
+        optimizer.param_groups[1]["lr"] = kept
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return Job(model, optimizer, turn)
+
+
+def test_step_that_raises_halfway(tmp_path: Path) -> None:
+    build = partial(together, **{kind: partial(stumbling, kind) for kind in ("sgd", "adafactor")})
+    check(build, tmp_path, die_at=(3,))
+
+
+@pytest.mark.parametrize("swap", ["values", "pointers"])
+def test_average_swapped_in_and_back_sends_nothing(tmp_path: Path, swap: str) -> None:
+    model = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4, track_running_stats=False))
+    optimizer = optim.AdamW(model.parameters(), lr=0.05)
+    average = [torch.full_like(p, 0.5) for p in model.parameters()]
+    with everystep.attach(model, optimizer, run=tmp_path / "run", on_failure="raise") as run:
+        run.resume()
+        assert run._tap is not None
+        sent: list[Any] = []
+        original = run._tap.outbox.tensor
+        run._tap.outbox.tensor = lambda *a: (sent.append(a[:2]), original(*a))  # type: ignore
+        for _ in range(3):
+            model(torch.randn(4, 5)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            for _there_and_back in range(2):
+                _swap(swap, model, average)
+            run.seal()
+        run.flush(60)
+        status = run.status()
+        assert sent == []
+        assert run._tap.rebases == status["repairs"] == 0
+        _swap(swap, model, average)  # and one that stays is sent: the count above can be not zero
+        run.seal()
+        assert {slot for _, slot in sent} == {""} and len(sent) == len(average)
+
+
+def _swap(how: str, model: nn.Module, average: list[torch.Tensor]) -> None:
+    for i, p in enumerate(model.parameters()):
+        if how == "pointers":
+            p.data, average[i] = average[i], p.data
+        else:
+            kept = p.data.clone()
+            p.data.copy_(average[i])
+            average[i].copy_(kept)

@@ -1,0 +1,186 @@
+"""Loops of every shape: break, exceptions, bare loops, rewind, restore and reading without torch."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn, optim
+
+import everystep
+
+from .compare import freeze, same
+from .harness import SEED, Job, look, resume, seed_all, unbroken
+
+ADAMW = partial(optim.AdamW, lr=0.01)
+
+
+def simple(kind: Any = ADAMW) -> Job:
+    model = nn.Sequential(nn.Linear(5, 4), nn.Dropout(0.2), nn.Linear(4, 2))
+    optimizer = kind(model.parameters())
+    scheduler = optim.lr_scheduler.StepLR(optimizer, 2)
+
+    def turn(step: int) -> Any:
+        loss = model(torch.randn(4, 5)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        scheduler.step()
+        return loss.detach()
+
+    return Job(model, optimizer, turn, {"scheduler": scheduler})
+
+
+def started(run: Path, build: Any = simple) -> tuple[Job, everystep.Run]:
+    seed_all(SEED)
+    job = build()
+    given = {"state": job.state, "on_lag": "wait", "on_failure": "raise"}
+    return job, everystep.attach(job.model, job.optimizer, run=run, **given)
+
+
+def test_break_seals_a_finished_step_and_an_exception_does_not(tmp_path: Path) -> None:
+    end, losses, _ = unbroken(simple, 6)
+    job, attached = started(tmp_path / "run")
+    with attached as run:
+        for step in run.steps(6):
+            job.turn(step)
+            if step == 1:
+                break
+    assert everystep.open_run(tmp_path / "run").steps[-1] == 2
+    job = simple()
+    with (
+        pytest.raises(ZeroDivisionError),
+        everystep.attach(job.model, job.optimizer, run=tmp_path / "run", state=job.state) as run,
+    ):
+        for step in run.steps(6):
+            job.turn(step)
+            if step == 4:
+                raise ZeroDivisionError
+    outcome = resume(simple, tmp_path / "run", 6, seed=SEED + 1)
+    assert (outcome.start, outcome.status["resumed_from"]) == (4, "shadow")
+    same(losses, {**losses, **outcome.losses}, "losses")
+    same(end, outcome.end, "end")
+
+
+def test_break_before_anything_happened_seals_nothing(tmp_path: Path) -> None:
+    job, attached = started(tmp_path / "run")
+    with attached as run:
+        for step in run.steps(6):
+            if step == 2:
+                break
+            job.turn(step)
+    assert everystep.open_run(tmp_path / "run").steps[-1] == 2
+
+
+def test_bare_loop_with_resume_and_seal(tmp_path: Path) -> None:
+    end, losses, _ = unbroken(simple, 6)
+    found = {}
+    for number, until in enumerate((3, 6)):
+        seed_all(SEED + number)
+        job = simple()
+        run = everystep.attach(
+            job.model, job.optimizer, run=tmp_path / "run", state=job.state, on_failure="raise"
+        )
+        if number:
+            torch.rand(7)  # as making an iterator does; resume() puts the generator right
+        for step in range(run.resume(), until):
+            found[step] = freeze(job.turn(step))
+            run.seal()
+        seen = look(job)
+        run.close()
+    same(losses, found, "losses")
+    same(end, seen, "end")
+
+
+@pytest.mark.parametrize("kind", ["AdamW", "Adafactor"])
+def test_rewind_goes_the_same_way_again(tmp_path: Path, kind: str) -> None:
+    job, attached = started(
+        tmp_path / "run", partial(simple, partial(getattr(optim, kind), lr=0.1))
+    )
+    with attached as run:
+        run.resume()
+        seen = {}
+        for step in range(6):
+            if step == 3:
+                run.flush(60)
+            seen[step] = freeze(job.turn(step))
+            run.seal()
+        end = look(job)
+        run.flush(60)
+        assert run.rewind(3) == run.step == 3
+        again = {}
+        for step in run.steps(6):
+            again[step] = freeze(job.turn(step))
+        same(end, look(job), "end")
+        same(seen, {**seen, **again}, "losses")
+        assert sorted(again) == [3, 4, 5]
+    outcome = resume(
+        partial(simple, partial(getattr(optim, kind), lr=0.1)), tmp_path / "run", 6, seed=1
+    )
+    same(end, outcome.end, "resumed")
+
+
+def test_rewind_inside_the_loop_goes_on_from_there(tmp_path: Path) -> None:
+    end, losses, _ = unbroken(simple, 6)
+    job, attached = started(tmp_path / "run")
+    turns, found, rewound = [], {}, False
+    with attached as run:
+        for step in run.steps(6):
+            turns.append(step)
+            if step == 2 and not rewound:
+                run.flush(60)
+            if step == 4 and not rewound:
+                rewound = True
+                run.rewind(2)
+                continue
+            found[step] = freeze(job.turn(step))
+        assert turns == [0, 1, 2, 3, 4, 2, 3, 4, 5]
+        same(losses, found, "losses")
+        same(end, look(job), "end")
+
+
+def test_restore_of_a_retained_step(tmp_path: Path) -> None:
+    job, attached = started(tmp_path / "run")
+    at: dict[int, Any] = {}
+    with attached as run:
+        for step in run.steps(4):
+            if step in (1, 3):
+                at[step] = look(job, whole=False)
+                run.flush(60)
+            job.turn(step)
+        at[4] = look(job, whole=False)
+    for step in (1, 3, 4):
+        seed_all(SEED + step)
+        other = simple()
+        assert everystep.restore(tmp_path / "run", other.model, other.optimizer, step=step) == step
+        same(at[step]["models"], look(other)["models"], f"models at {step}")
+        same(at[step]["optimizers"], look(other)["optimizers"], f"optimizers at {step}")
+    bare = simple()
+    assert everystep.restore(tmp_path / "run", bare.model) == 4
+    same(at[4]["models"], look(bare)["models"], "weights alone")
+
+
+def test_reading_without_torch_gives_the_same_bytes(tmp_path: Path) -> None:
+    seed_all(SEED)
+    models = {"a": nn.Linear(3, 2), "b": nn.BatchNorm1d(2).to(torch.bfloat16)}
+    optimizers = {k: optim.AdamW(m.parameters(), lr=0.1) for k, m in models.items()}
+    with everystep.attach(models, optimizers, run=tmp_path / "run", state={"n": {"x": 1}}) as run:
+        for _ in run.steps(2):
+            loss = models["b"](models["a"](torch.randn(4, 3)).bfloat16()).square().mean()
+            loss.backward()
+            for optimizer in optimizers.values():
+                optimizer.step()
+                optimizer.zero_grad()
+    expected = {}
+    for key, model in models.items():
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+            expected[f"{key}.{name}"] = freeze(tensor)[2:]
+            for slot, value in optimizers[key].state.get(tensor, {}).items():
+                expected[f"{key}.{name}:{key}/{slot}"] = freeze(value)[2:]
+    stored = everystep.open_run(tmp_path / "run")
+    assert stored.steps[-1] == 2 and stored.state() == {"n": {"x": 1}}
+    found = {name: (array.shape, array.tobytes()) for name, array in stored.tensors().items()}
+    assert found == expected

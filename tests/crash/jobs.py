@@ -76,7 +76,9 @@ class Job:
         self.model = Everything() if name == "everything" else nn.Sequential(*plain)
         self.optimizer = OPTIMIZERS[name](self.model.parameters())
         self.loader = Loader()
-        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 7, 0.99)
+        schedulers = torch.optim.lr_scheduler
+        self.scheduler = schedulers.CosineAnnealingWarmRestarts(self.optimizer, 11, eta_min=1e-4)
+        self.skipped = False
         self.state: dict[str, Any] = {"loader": self.loader, "scheduler": self.scheduler}
         self.scaler = None
         if name == "everything":
@@ -92,8 +94,10 @@ class Job:
             nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
             self.optimizer.step()
         else:
-            broken = torch.tensor(float("inf") if random.random() < 0.2 else 1.0)
-            self.scaler.scale(loss * broken).backward()
+            # not while the scale is small: it would go to zero, and everything with it to NaN
+            self.skipped = random.random() < 0.2 and self.scaler.get_scale() > 64
+            infinite = torch.tensor(float("inf") if self.skipped else 1.0)
+            self.scaler.scale(loss * infinite).backward()
             self.scaler.step(self.optimizer)
             self.scaler.update()
         self.optimizer.zero_grad()
@@ -103,7 +107,8 @@ class Job:
     def digest(self) -> str:
         """Weights, buffers and optimizer state, bit for bit."""
         digest = xxhash.xxh3_64()
-        for key, value in _flat({"m": self.model.state_dict(), "o": self.optimizer.state_dict()}):
+        state = {"m": self.model.state_dict(), "o": self.optimizer.state_dict()}
+        for key, value in sorted(_flat(state), key=lambda item: item[0]):
             digest.update(key.encode())
             is_tensor = isinstance(value, torch.Tensor)
             digest.update(value.numpy().tobytes() if is_tensor else repr(value).encode())
@@ -164,13 +169,16 @@ def train(name: str, total: int, journal: Path, run: Path | None = None, **optio
         out.write("resumed", step=live.step, source=live.status()["resumed_from"])
         for step in live.steps(total):
             one(step)
-            if stop_file is not None and Path(stop_file).exists():
-                break
-        _settle(live, out)
+            if stop_file is not None and Path(stop_file).exists() and not job.skipped:
+                break  # at a step without an optimizer call it would be left to be done again
+        out.write("status", **_settled(live))
     out.write("final", **job.final())
     return job
 
 
-def _settle(live: everystep.Run, out: Journal) -> None:
-    status = live.status()
-    out.write("status", let_go=status["records_let_go"], health=status["health"], step=live.step)
+def _settled(live: everystep.Run) -> dict[str, Any]:
+    """The status at the end; a shadow that was lost a moment ago is given time to come back."""
+    deadline = time.monotonic() + 60
+    while (status := live.status())["health"] != "ok" and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return {"let_go": status["records_let_go"], "health": status["health"]}

@@ -142,6 +142,26 @@ def test_rewind_inside_the_loop_goes_on_from_there(tmp_path: Path) -> None:
         same(end, look(job), "end")
 
 
+@pytest.mark.timeout(60)
+def test_rewind_then_close_stays_rewound(tmp_path: Path) -> None:
+    """Neither the shadow nor the newer base of before the rewind may win at the next attach."""
+    job, attached = started(tmp_path / "run")
+    with attached as run:
+        run.resume()
+        for step in range(4):
+            if step == 2:
+                run.flush(60)
+                there = look(job)
+            job.turn(step)
+            run.seal()
+        run.flush(60)
+        run.rewind(2)
+    job = simple()
+    with everystep.attach(job.model, job.optimizer, run=tmp_path / "run", state=job.state) as run:
+        assert run.resume() == 2
+        same(there, look(job), "rewound")
+
+
 def test_restore_of_a_retained_step(tmp_path: Path) -> None:
     job, attached = started(tmp_path / "run")
     at: dict[int, Any] = {}

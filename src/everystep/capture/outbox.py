@@ -26,7 +26,7 @@ class LetGo(Exception):
 
 
 class Outbox:
-    def __init__(self, ring: RingWriter, copier: Copier, may_wait: Callable[[], bool]) -> None:
+    def __init__(self, ring: RingWriter, copier: Copier, may_wait: Callable[[float], bool]) -> None:
         self._ring = ring
         self._copier = copier
         self._may_wait = may_wait
@@ -125,7 +125,7 @@ class Outbox:
         began = time.perf_counter()
         try:
             while ticket is None:
-                if not self._may_wait():
+                if not self._may_wait(time.perf_counter() - began):
                     raise LetGo
                 time.sleep(0.0002)
                 ticket = self._ring.take()

@@ -42,7 +42,7 @@ class Tap:
         step: int,
         versions: list[int],
         guard: Guard,
-        may_wait: Callable[[], bool],
+        may_wait: Callable[[float], bool],
     ) -> None:
         self.live = live
         self.step = step
@@ -50,6 +50,7 @@ class Tap:
         self.outgrown = False  # the census is no longer true: a new tap is needed
         self.dropped = 0
         self.rebases = 0
+        self.edits = 0  # tensors sent because something changed them outside step()
         self._ring = ring
         self._copier = Copier(ring, {t.device for t in live.tensors})
         self.outbox = Outbox(ring, self._copier, may_wait)
@@ -134,8 +135,7 @@ class Tap:
             self._resend.update(spec.atoms)
             return
         with self._or_let_go():
-            self._send_edits(self._watch.edited_values(spec.atoms))
-            self._send_slots(index, self._watch.edited_slots(index))
+            self._send_changes(spec.atoms, [index])
             groups, amp = self._groups(index), self._amp(index)
             offsets, size = self._layouts[index]
             presence = pack_presence([g is not None for g in grads])
@@ -224,9 +224,7 @@ class Tap:
             self.rebases += 1
             self.queue_base(requested)
         with self._or_let_go():
-            self._send_edits(self._watch.edited_values())
-            for index in range(len(self.live.optimizers)):
-                self._send_slots(index, self._watch.edited_slots(index))
+            self._send_changes(None, range(len(self.live.optimizers)))
             self._send_resend()
             self.send_base()
             if self.flowing:
@@ -257,6 +255,17 @@ class Tap:
         self.outbox.add(seal)
         self.outbox.seal()
         self._last_state, self._last_groups, self._last_rng = state, groups, rng
+
+    def _send_changes(self, atoms: Iterable[int] | None, optimizers: Iterable[int]) -> None:
+        """What changed outside step(), unless its whole state is sent at this seal anyway."""
+        values_edited = [a for a in self._watch.edited_values(atoms) if a not in self._resend]
+        self._send_edits(values_edited)
+        atoms_of = self.live.census.atoms
+        self.edits += sum(not atoms_of[a].buffer for a in values_edited)
+        for index in optimizers:
+            edited = [a for a in self._watch.edited_slots(index) if a not in self._resend]
+            self._send_slots(index, edited)
+            self.edits += len(edited)
 
     def _send_edits(self, atoms: list[int]) -> None:
         for atom in atoms:

@@ -23,6 +23,15 @@ Unpack = Callable[[str, Any], Any]
 _PLAIN = (type(None), bool, float, str, bytes)
 _INT_MIN, _INT_MAX = -(1 << 63), (1 << 64) - 1
 _DEPTH_MAX = 64
+_MALFORMED = (
+    msgspec.DecodeError,
+    LookupError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    OverflowError,
+    RecursionError,
+)
 
 
 def no_foreign(value: Any) -> tuple[str, Any] | None:
@@ -42,7 +51,7 @@ def encode(value: Any, where: str, pack: Pack = no_foreign) -> bytes:
 def decode(data: bytes, unpack: Unpack = as_raw) -> Any:
     try:
         return _from_plain(msgspec.msgpack.decode(data), unpack)
-    except (msgspec.DecodeError, KeyError, ValueError, TypeError) as error:
+    except _MALFORMED as error:
         raise CorruptData(f"decode user state of {len(data)} bytes: {error}") from error
 
 

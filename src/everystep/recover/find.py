@@ -46,6 +46,11 @@ class Found(NamedTuple):
     holding: control.Holding | None = None
     memory: tuple[SharedMemory, ...] = ()
 
+    def close(self) -> None:
+        """Let go of a shadow's memory; whoever it was handed on to keeps its own hold."""
+        for memory in self.memory:
+            memory.close()
+
 
 def find_newest(
     run: Path, folder: Path | None, step: int | None = None

@@ -1,0 +1,300 @@
+"""Keeps a trainer recording: connects tap and shadow, replaces either when it fails or is outgrown.
+
+Owned by the training thread. Nothing here may stop training: a failure becomes a problem in the status,
+and a new shadow is started beside training.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from everystep.capture.census import LiveCensus, Models, Optimizers, take_census
+from everystep.capture.rng import capture_rng
+from everystep.capture.state import UserState
+from everystep.capture.tap import Tap
+from everystep.connection import Connection, connect
+from everystep.core.cadence import retry_seconds
+from everystep.errors import CaptureTooLarge, EverystepError, LaneTimeout, ShadowLost
+from everystep.format.base import Point
+from everystep.lane.control import Answer, AskClose, AskRetire, AskStatus, Request
+from everystep.lane.runtime import ShadowCard, read_card
+from everystep.options import Options
+from everystep.recover.find import Found, retire
+
+log = logging.getLogger("everystep")
+
+_DURABLE_SECONDS = 3600.0
+_WAIT_SECONDS = 600.0
+_DOCUMENT_SLACK_BYTES = 16 << 10
+
+
+class Recorder:
+    def __init__(
+        self,
+        path: Path,
+        folder: Path,
+        options: Options,
+        models: Models,
+        optimizers: Optimizers,
+        user_state: UserState,
+    ) -> None:
+        self.path = path
+        self.step = 0
+        self.point: Point | None = None  # where in the run's lineage we stand
+        self.versions: list[int] = []
+        self.tap: Tap | None = None
+        self.connection: Connection | None = None
+        self.problem = ""
+        self._folder = folder
+        self._options = options
+        self._models, self._optimizers = models, optimizers
+        self._user_state = user_state
+        self._document_bytes = len(user_state.collect()) + _DOCUMENT_SLACK_BYTES
+        self._failures = 0
+        self._retry_at = 0.0
+        self._starter: threading.Thread | None = None
+        self._started: list[Connection | EverystepError] = []
+        self._past = {"records_let_go": 0, "rebases": 0, "edits": 0, "stall_seconds": 0.0}
+
+    # ------------------------------------------------------------------ connecting
+
+    def census(self) -> LiveCensus:
+        return take_census(self._models, self._optimizers)
+
+    def connect(
+        self,
+        live: LiveCensus,
+        *,
+        found: Found | None = None,
+        predecessor: ShadowCard | None = None,
+        opening_rng: bytes | None = None,
+    ) -> None:
+        """Start a shadow and record into it. Without a replica to hand on, the base is sent."""
+        self._use(self._new_connection(live, found, predecessor), live, opening_rng)
+        assert self.tap is not None
+        if found is None:
+            self.tap.queue_base()
+            self.tap.send_base()
+        elif predecessor is not None:
+            self._retire_predecessor()
+
+    def _new_connection(
+        self, live: LiveCensus, found: Found | None, predecessor: ShadowCard | None
+    ) -> Connection:
+        return connect(
+            self.path,
+            self._folder,
+            live.census,
+            self._options,
+            step=self.step,
+            document_bytes=self._document_bytes,
+            continues=self.point,
+            found=found,
+            predecessor=predecessor,
+        )
+
+    def _use(self, connection: Connection, live: LiveCensus, opening_rng: bytes | None) -> None:
+        self.connection = connection
+        self.tap = Tap(
+            live,
+            connection.ring,
+            self._user_state,
+            step=self.step,
+            versions=self.versions,
+            guard=self.guarded,
+            may_wait=self._waiting_rule(connection),
+        )
+        self.tap.opening_rng = opening_rng or capture_rng()
+        self.tap.install()
+
+    def card(self) -> ShadowCard | None:
+        """The card of our own shadow, once it speaks for the run."""
+        card = read_card(self._folder)
+        ours = self.connection.shadow.pid if self.connection else 0
+        return card if card is not None and card.pid == ours else None
+
+    def _retire_predecessor(self) -> None:
+        """The new shadow holds the state: the one before may go."""
+        if self.connection is not None and self.connection.predecessor is not None:
+            retire(self.connection.predecessor)
+            self.connection.predecessor = None
+
+    def _waiting_rule(self, connection: Connection) -> Callable[[float], bool]:
+        """May the tap wait for a slot? While the shadow starts, or if the user prefers to lose nothing."""
+
+        def may_wait(waited_seconds: float) -> bool:
+            if waited_seconds > _WAIT_SECONDS or not connection.shadow.alive:
+                return False
+            return self._options.on_lag == "wait" or not connection.ring.shadow_is_warm
+
+        return may_wait
+
+    # ------------------------------------------------------------------ every step
+
+    def open(self) -> None:
+        """The state before the first step counts too."""
+        if self.tap is not None and not self.tap.opened:
+            self.guarded(self.tap.seal)(self.step)
+
+    def seal(self) -> None:
+        self.step += 1
+        if self.tap is not None:
+            self.guarded(self.tap.seal)(self.step)
+        if self.tap is not None and self.tap.outgrown:
+            self.guarded(self._change)()
+        self.guarded(self._look_after_shadow)()
+
+    def guarded(self, work: Callable[..., Any]) -> Callable[..., Any]:
+        """The trainer's boundary: a failure of ours degrades loudly, unless the user wants it raised."""
+
+        @functools.wraps(work)
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return work(*args, **kwargs)
+            except CaptureTooLarge as error:
+                log.info("ring_outgrown run=%s %s", self.path, error)
+                self._document_bytes = 2 * self._document_bytes + _DOCUMENT_SLACK_BYTES
+                if self.tap is not None:
+                    self.tap.outgrown = True
+            except Exception as error:
+                if self._options.on_failure == "raise":
+                    raise
+                self._lose(f"{type(error).__name__}: {error}")
+            return None
+
+        return guarded
+
+    def _change(self) -> None:
+        """The census or a slot's size is no longer right: a new shadow, the old one until it is based."""
+        predecessor = self.card()
+        if self.connection is not None and self.connection.shadow.alive:
+            epoch = self.ask(AskStatus(), 30).status.get("epoch")
+            self.point = Point(epoch, self.step) if epoch else self.point
+        self.drop()
+        live = self.census()
+        self.versions = [self.step] * len(live.tensors)
+        self.connect(live, predecessor=predecessor)
+        self.open()
+
+    def _look_after_shadow(self) -> None:
+        """Is it alive, is a new one ready, may the one before go?"""
+        if self.connection is not None:
+            if not self.connection.shadow.alive:
+                self._lose(f"shadow {self.connection.shadow.pid} is gone")
+                self._retry_at = 0.0
+            elif self.connection.predecessor is not None and self.connection.ring.replayed_step:
+                self._retire_predecessor()
+        elif self._started:
+            self._welcome(self._started.pop())
+        elif self._starter is None and time.monotonic() >= self._retry_at:
+            self._starter = threading.Thread(target=self._start, args=(self.census(),), daemon=True)
+            self._starter.start()
+
+    def _start(self, live: LiveCensus) -> None:
+        """In a thread of its own: training does not wait for a process to start."""
+        try:
+            self._started.append(self._new_connection(live, None, None))
+        except (OSError, EverystepError) as error:
+            self._started.append(
+                error if isinstance(error, EverystepError) else EverystepError(str(error))
+            )
+
+    def _welcome(self, started: Connection | EverystepError) -> None:
+        """A new shadow is there: record into it from this step on."""
+        self._starter = None
+        if isinstance(started, EverystepError):
+            raise started
+        live = self.census()
+        self.versions = [self.step] * len(live.tensors)
+        self._use(started, live, None)
+        assert self.tap is not None
+        self.tap.queue_base()
+        self.open()
+        log.warning(
+            "reconnected run=%s step=%d shadow=%d", self.path, self.step, started.shadow.pid
+        )
+        self.problem, self._failures = "", 0
+
+    def _lose(self, reason: str) -> None:
+        """Stop recording; a new shadow is started after a while."""
+        if self.problem != reason:
+            log.error("degraded run=%s step=%d reason=%s", self.path, self.step, reason)
+        self.problem = reason
+        self._failures += 1
+        self._retry_at = time.monotonic() + retry_seconds(self._failures - 1)
+        self.drop()
+
+    def drop(self) -> None:
+        """Take the hooks away and let go of ring and shadow."""
+        self._past = self.figures()
+        if self.tap is not None:
+            self.tap.remove()
+            self.tap = None
+        if self.connection is not None:
+            self.connection.close()
+            self.connection = None
+
+    def figures(self) -> dict[str, Any]:
+        """What recording has cost and repaired since attach."""
+        if self.tap is None:
+            return self._past
+        now = {
+            "records_let_go": self.tap.dropped,
+            "rebases": self.tap.rebases,
+            "edits": self.tap.edits,
+            "stall_seconds": self.tap.outbox.stall_seconds,
+        }
+        return {name: self._past[name] + now[name] for name in now}
+
+    # ------------------------------------------------------------------ asking and ending
+
+    def ask(self, request: Request, timeout_seconds: float) -> Answer:
+        """Ask the shadow, noticing within two seconds if it dies meanwhile."""
+        if self.connection is None:
+            raise ShadowLost(f"run {self.path}: no shadow at the moment ({self.problem})")
+        deadline = time.monotonic() + timeout_seconds
+        while True:
+            patience = max(0.1, min(2.0, deadline - time.monotonic()))
+            try:
+                return self.connection.shadow.ask(request, timeout_seconds=patience)
+            except LaneTimeout:
+                if not self.connection.shadow.alive:
+                    raise ShadowLost(f"run {self.path}: the shadow died") from None
+                if time.monotonic() >= deadline:
+                    raise
+
+    def finish(self) -> None:
+        """Make everything durable and let the shadow go."""
+        if self.connection is None and self._starter is not None:
+            self._starter.join()
+            self._look_after_shadow()
+        if self.tap is not None and not self.tap.opened:
+            self.tap.seal(self.step, rng=self.tap.opening_rng)
+        while self.tap is not None and not (self.tap.flowing and self.tap.base_is_sent):
+            if self.connection is None or not self.connection.shadow.alive:
+                raise ShadowLost(f"close {self.path}: the shadow died")
+            time.sleep(0.01)
+            self.tap.seal(self.step)
+        answer = self.ask(AskClose(self.step), _DURABLE_SECONDS)
+        if answer.error:
+            raise EverystepError(f"close {self.path} at step {self.step}: {answer.error}")
+        if self.connection is not None:
+            self.connection.shadow.wait_gone(10)
+
+    def abandon(self) -> None:
+        """Let go of everything, a shadow that is just starting included."""
+        self.drop()
+        if self._starter is not None:
+            self._starter.join()
+        for started in self._started:
+            if isinstance(started, Connection):
+                with contextlib.suppress(EverystepError):
+                    started.shadow.ask(AskRetire(), timeout_seconds=5)
+                started.close()

@@ -1,0 +1,189 @@
+"""SIGKILL and SIGSTOP of the shadow: training goes on, and something valid can always be restored.
+
+EVERYSTEP_SHADOW_KILLS says how many kills (6 by default, 50 for the full run), EVERYSTEP_SEED repeats.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import everystep
+
+from .jobs import Job, read_journal, train
+from .nursery import Nursery
+from .processes import shadows, wait_until
+
+KILLS = int(os.environ.get("EVERYSTEP_SHADOW_KILLS", "6"))
+SEED = int(os.environ.get("EVERYSTEP_SEED", random.SystemRandom().randrange(1 << 30)))
+RING_SLOTS_MAX = 128
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    made = Nursery()
+    yield made
+    made.close()
+
+
+def restored(run: Path, name: str) -> tuple[int, str]:
+    """What a fresh process would get from this run now."""
+    job = Job(name)
+    step = everystep.restore(run, job.model, job.optimizer)
+    return step, job.digest()
+
+
+class Watcher(threading.Thread):
+    """Asks all the time, from the first base on, whether the store has something to resume from."""
+
+    def __init__(self, run: Path) -> None:
+        super().__init__(daemon=True)
+        self._run = run
+        self._stop_asking = threading.Event()
+        self.looks = 0
+        self.empty: list[str] = []
+
+    def run(self) -> None:
+        while not self._stop_asking.wait(0.001):
+            stored = everystep.open_run(self._run)
+            self.looks += 1
+            if not stored.bases:
+                epochs = sorted(path.name for path in (self._run / "epochs").iterdir())
+                self.empty.append(f"look {self.looks}: nothing counts, epochs {epochs[-3:]}")
+
+    def finish(self) -> None:
+        self._stop_asking.set()
+        self.join()
+        assert self.looks > 0
+        assert not self.empty, f"{len(self.empty)} of {self.looks} looks: {self.empty[0]}"
+
+
+def new_shadow(runtime: Path, known: set[int]) -> int:
+    wait_until(lambda: set(shadows(runtime)) - known, "a new shadow")
+    return max(set(shadows(runtime)) - known)
+
+
+def kill_shadows(runtime: Path, run: Path, chance: random.Random) -> list[tuple[int, str]]:
+    """Kill one shadow after the other; after each kill, and a little later, restore what there is."""
+    found, known = [], set()
+    for number in range(KILLS):
+        pid = new_shadow(runtime, known)
+        delay = chance.choice([0.0, chance.uniform(0, 0.5), chance.uniform(0, 4)])
+        time.sleep(delay)
+        for victim in {pid, *shadows(runtime)}:
+            known.add(victim)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(victim, signal.SIGKILL)
+        print(f"kill {number}: shadow {pid} {delay:.3f} s after it was seen")
+        for pause in (0.0, chance.uniform(0, 1)):
+            time.sleep(pause)
+            found.append(restored(run, "everything"))
+    return found
+
+
+@pytest.mark.timeout(240 + 20 * KILLS)
+def test_killed_shadow_never_stops_training(
+    nursery: Nursery, runtime: Path, tmp_path: Path
+) -> None:
+    print(f"EVERYSTEP_SEED={SEED} EVERYSTEP_SHADOW_KILLS={KILLS}")
+    run, journal, stop = tmp_path / "run", tmp_path / "journal", tmp_path / "stop"
+    options = {"durable_every": 3, "on_lag": "drop", "pause_seconds": 0.002}
+    trainer = nursery.start("everything", 10**6, journal, run=run, stop_file=stop, **options)
+    watcher = Watcher(run)
+    try:
+        wait_until(lambda: list(run.glob("epochs/*/bases/*/index.json")), "the first base")
+        wait_until(lambda: everystep.open_run(run).steps, "the first base")
+        watcher.start()
+        found = kill_shadows(runtime, run, random.Random(SEED))
+    finally:
+        stop.touch()
+        code = nursery.wait(trainer)
+    assert code == 0, f"training ended with {code}:\n{nursery.why()}"
+    watcher.finish()
+    events = read_journal(journal)
+    (status,) = [e for e in events if e["kind"] == "status"]
+    assert status["health"] == "ok", status
+    check_against_reference(nursery, tmp_path, events, found, run)
+
+
+def check_against_reference(nursery, tmp_path, events, found, run) -> None:  # type: ignore[no-untyped-def]
+    """Training was not disturbed by one bit, and every state ever restored was a state it had."""
+    steps = [e for e in events if e["kind"] == "step"]
+    assert [e["step"] for e in steps] == list(range(1, len(steps) + 1)), "training did not just go on"
+    nursery.run("everything", len(steps), tmp_path / "reference")
+    reference = read_journal(tmp_path / "reference")
+    assert steps == [e for e in reference if e["kind"] == "step"]
+    assert [e for e in events if e["kind"] == "final"] == [
+        e for e in reference if e["kind"] == "final"
+    ]
+    digests = {e["step"]: e["digest"] for e in steps} | {0: Job("everything").digest()}
+    assert all(digest == digests[step] for step, digest in found)
+    assert [step for step, _ in found] == sorted(step for step, _ in found), "durable went back"
+    assert restored(run, "everything") == (len(steps), digests[len(steps)])
+
+
+def seal_steps(run: everystep.Run, job: Job, count: int) -> dict[int, str]:
+    digests = {}
+    for step in run.steps(run.step + count):
+        job.step()
+        digests[step + 1] = job.digest()
+    return digests
+
+
+def test_stopped_shadow_with_drop_lets_go_and_bases_itself_anew(
+    runtime: Path, tmp_path: Path
+) -> None:
+    job = Job("everything")
+    options = {"run": tmp_path / "run", "state": job.state, "on_lag": "drop"}
+    with everystep.attach(job.model, job.optimizer, **options) as run:
+        seal_steps(run, job, 3)
+        wait_until(lambda: run.status()["warm"], "a warm shadow")
+        (pid,) = shadows(runtime)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            digests = seal_steps(run, job, RING_SLOTS_MAX + 40)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        wait_until(lambda: run.status()["records_let_go"] > 0, "records to be let go", 1)
+
+        def in_step() -> bool:
+            digests.update(seal_steps(run, job, 1))
+            status = run.status()
+            return status["shadow_step"] == run.step and status["health"] == "ok"
+
+        wait_until(in_step, "the shadow to be in step again")
+        let_go = run.status()["records_let_go"]
+        digests.update(seal_steps(run, job, 5))
+        assert run.status()["records_let_go"] == let_go, "records are still let go"
+        assert shadows(runtime) == [pid], "the same shadow is there"
+        run.flush()
+        assert restored(run.path, "everything") == (run.step, digests[run.step])
+
+
+def test_stopped_shadow_with_wait_loses_nothing(runtime: Path, tmp_path: Path) -> None:
+    job = Job("adam")
+    options = {"run": tmp_path / "run", "state": job.state, "on_lag": "wait"}
+    with everystep.attach(job.model, job.optimizer, **options) as run:
+        seal_steps(run, job, 3)
+        wait_until(lambda: run.status()["warm"], "a warm shadow")
+        (pid,) = shadows(runtime)
+        os.kill(pid, signal.SIGSTOP)
+        timer = threading.Timer(1.5, os.kill, (pid, signal.SIGCONT))
+        timer.start()
+        digests = seal_steps(run, job, RING_SLOTS_MAX + 40)
+        timer.join()
+        status = run.status()
+        assert status["records_let_go"] == 0 and status["stall_seconds"] > 0
+        run.flush()
+        assert restored(run.path, "adam") == (run.step, digests[run.step])
+    train("adam", run.step, tmp_path / "reference")
+    reference = [e for e in read_journal(tmp_path / "reference") if e["kind"] == "step"]
+    assert {e["step"]: e["digest"] for e in reference[3:]} == digests

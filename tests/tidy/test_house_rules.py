@@ -1,0 +1,101 @@
+"""The rules of the house, as tests: each complaint says where, what, and what to do instead."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import everystep
+from everystep.options import Options
+
+ROOT = Path(__file__).parents[2]
+SOURCES = sorted((ROOT / "src").rglob("*.py"))
+FILE_LINES_MAX, FUNCTION_LINES_MAX = 500, 70
+BOUNDARIES = {"recorder.py", "process.py", "__main__.py"}
+
+
+def test_public_names_are_frozen() -> None:
+    names = ["EverystepError", "Run", "StoredRun", "attach", "open_run", "restore"]
+    assert everystep.__all__ == names, "a public name was added or lost: at most eight, on purpose"
+    for name in names:
+        assert getattr(everystep, name) is not None
+    assert set(names) <= set(dir(everystep))
+
+
+def test_options_are_frozen() -> None:
+    assert [field.name for field in fields(Options)] == [
+        "durable_every",
+        "on_lag",
+        "on_failure",
+        "keep_last",
+        "idle_exit",
+        "arena_dir",
+        "enabled",
+    ]
+
+
+def test_files_and_functions_stay_small() -> None:
+    complaints = []
+    for path in SOURCES:
+        text = path.read_text()
+        if text.count("\n") > FILE_LINES_MAX:
+            complaints.append(f"{path}:1: {text.count(chr(10))} lines, split the file")
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef):
+                length = (node.end_lineno or 0) - node.lineno
+                if length > FUNCTION_LINES_MAX:
+                    complaints.append(f"{path}:{node.lineno}: {length} lines, split the function")
+    assert not complaints, "\n".join(complaints)
+
+
+def test_every_module_says_what_it_is_for() -> None:
+    silent = [str(p) for p in SOURCES if not ast.get_docstring(ast.parse(p.read_text()))]
+    assert [p for p in silent if not p.endswith("everystep/__main__.py")] == []
+
+
+def test_broad_excepts_stand_at_the_boundaries_only() -> None:
+    found = [
+        f"{path}:{number}: except Exception, let it travel to the boundary"
+        for path in SOURCES
+        if path.name not in BOUNDARIES
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if re.match(r"\s*except( (Exception|BaseException).*)?:", line)
+        and "raise" not in "".join(path.read_text().splitlines()[number : number + 3])
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_no_pickle() -> None:
+    users = [p for p in SOURCES if re.search(r"\b(import pickle|torch\.load)\b", p.read_text())]
+    assert users == []
+
+
+def test_reading_a_run_does_not_import_torch() -> None:
+    code = (
+        "import sys, everystep, everystep.cli.app, everystep.shadow.process; everystep.open_run; "
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_links_in_documents_lead_somewhere() -> None:
+    broken = []
+    for document in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]:
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", document.read_text()):
+            if not (document.parent / target).exists():
+                broken.append(f"{document.name}: {target}")
+    assert not broken, broken
+
+
+def test_tests_named_in_the_guarantees_exist() -> None:
+    text = (ROOT / "docs" / "GUARANTEES.md").read_text()
+    named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", text)
+    assert named
+    for path, function in named:
+        assert (ROOT / path).is_file(), path
+        if function:
+            assert f"def {function}(" in (ROOT / path).read_text(), f"{path}::{function}"

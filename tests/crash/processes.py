@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -70,7 +69,7 @@ def inodes_of(pid: int) -> set[int]:
     for fd in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(OSError):
             if "memfd:everystep" in str(fd.readlink()):
-                found.add(os.stat(fd).st_ino)
+                found.add(fd.stat().st_ino)
     return found
 
 

@@ -117,7 +117,9 @@ def test_killed_shadow_never_stops_training(
 def check_against_reference(nursery, tmp_path, events, found, run) -> None:  # type: ignore[no-untyped-def]
     """Training was not disturbed by one bit, and every state ever restored was a state it had."""
     steps = [e for e in events if e["kind"] == "step"]
-    assert [e["step"] for e in steps] == list(range(1, len(steps) + 1)), "training did not just go on"
+    assert [e["step"] for e in steps] == list(range(1, len(steps) + 1)), (
+        "training did not just go on"
+    )
     nursery.run("everything", len(steps), tmp_path / "reference")
     reference = read_journal(tmp_path / "reference")
     assert steps == [e for e in reference if e["kind"] == "step"]

@@ -43,7 +43,10 @@ def take_census(models: Models, optimizers: Optimizers) -> LiveCensus:
 
 
 def has_grown(live: LiveCensus) -> bool:
-    """True once `add_param_group` or a changed parameter list made the census untrue."""
+    """True once `add_param_group`, or a tensor of another shape, made the census untrue."""
+    for atom, tensor in zip(live.census.atoms, live.tensors, strict=True):
+        if atom.shape != tensor.shape:
+            return True
     for spec, optimizer in zip(live.census.optimizers, live.optimizers, strict=True):
         if len(spec.groups) != len(optimizer.param_groups):
             return True

@@ -216,6 +216,9 @@ class Tap:
         self._discard_pending()
         self.opened = True
         self.calls = 0
+        self.outgrown |= has_grown(self.live)
+        if self.outgrown:
+            return
         if self._letting_go:
             self._try_to_flow(step)
             return

@@ -8,10 +8,13 @@ import os
 import tempfile
 import time
 from pathlib import Path
+from typing import ClassVar
 
 import msgspec
 
 from everystep.errors import LaneError, RunBusy
+
+_FOLDER_BYTES_MAX = 85  # a socket's path has 107 bytes, and names go behind the folder
 
 
 class ShadowCard(msgspec.Struct, frozen=True):
@@ -35,6 +38,11 @@ def runtime_dir(run: str) -> Path:
                 f"runtime directory {folder}: owned by another user",
                 hint="set EVERYSTEP_RUNTIME_DIR to a private directory",
             )
+    if len(os.fsencode(base / name)) > _FOLDER_BYTES_MAX:
+        raise LaneError(
+            f"runtime directory {base / name}: too long for the path of a socket",
+            hint="set EVERYSTEP_RUNTIME_DIR to a short path",
+        )
     return base / name
 
 
@@ -66,7 +74,15 @@ class TrainerLock:
     """One trainer per run on this host. A POSIX lock: it dies with the process, and forked data
     loader workers do not inherit it."""
 
+    _held_here: ClassVar[set[Path]] = set()  # a POSIX lock does not exclude its own process
+
     def __init__(self, folder: Path, run: str) -> None:
+        self._folder = folder
+        if folder in self._held_here:
+            raise RunBusy(
+                f"attach {run}: this process has attached the run already",
+                hint="close that Run first, or give this one another run=",
+            )
         self._fd = os.open(folder / "trainer.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -79,6 +95,7 @@ class TrainerLock:
                 f"attach {run}: the run is held by {holder}",
                 hint="stop that trainer first, or give this one another run=",
             ) from error
+        self._held_here.add(folder)
         text = f"pid {os.getpid()} since {time.strftime('%Y-%m-%d %H:%M:%S')}\n"
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, text.encode(), 0)
@@ -87,3 +104,4 @@ class TrainerLock:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+            self._held_here.discard(self._folder)

@@ -57,6 +57,11 @@ class Intake:
         return self.session.step
 
     @property
+    def whole(self) -> bool:
+        """Every atom has a base and a seal has closed it: a state to resume from."""
+        return self.replica.complete and bool(self.session.rng)
+
+    @property
     def sealed_step(self) -> int:
         """The newest step whose record is whole: it survives the trainer, redone or not."""
         return self._records[-1][-1].entry.step if self._records else self.step

@@ -42,6 +42,7 @@ class Persister:
         self._keep_last = keep_last
         self._writer: EpochWriter | None = None
         self._thread: threading.Thread | None = None
+        self.started = time.monotonic()
         self._versions_of: BaseIndex | None = None
         self._versions: dict[int, int] = {}
         self.state = _state_of_store(run)
@@ -117,6 +118,7 @@ class Persister:
             failures=0,
             problem="",
         )
+        self._writer.retain()
 
     def _guarded(self, work: object, *args: object) -> None:
         """The boundary: a store that fails becomes a visible state and is tried again."""

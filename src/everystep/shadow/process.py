@@ -13,22 +13,22 @@ import time
 from pathlib import Path
 from typing import Any
 
-from everystep.core.cadence import base_is_due
 from everystep.core.census import Mode
 from everystep.errors import EverystepError
 from everystep.format.base import SessionValues
 from everystep.lane import control
 from everystep.lane.arena import SharedMemory
 from everystep.lane.descriptors import DescriptorServer
-from everystep.lane.host import process_start, read_facts
+from everystep.lane.host import process_start
 from everystep.lane.ring import RingReader
 from everystep.lane.runtime import ShadowCard, read_card, remove_card, write_card
 from everystep.options import Options, duration_seconds
 from everystep.shadow.intake import Intake
+from everystep.shadow.keeper import Keeper
 from everystep.shadow.opening import Opening
 from everystep.shadow.persist import Persister
 from everystep.shadow.replica import Replica
-from everystep.store.bases import Snapshot, SnapshotTensor
+from everystep.shadow.report import describe_intake, describe_store
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +64,7 @@ class Shadow:
         self._tail_memory: SharedMemory | None = None
         self._take_over()
         self.persister = Persister(Path(opening.run), opening.continues, opening.keep_last)
+        self.keeper = Keeper(self.options, self.intake, self.persister)
         self.control = control.ControlServer(self._card.control)
         self.descriptors = DescriptorServer(Path(self._card.descriptors))
         self._waiters: list[Waiter] = []
@@ -74,9 +75,7 @@ class Shadow:
         self._yielded = False
         self._terminated = False
         self._done = False
-        self._frozen = False  # the writer reads the replica itself: nothing may change
         self._idle_since = time.monotonic()
-        self._started = time.monotonic()
         self._problem = ""
         self._starts_over = 0
         self._replay_module: Any = None
@@ -197,21 +196,17 @@ class Shadow:
     # ------------------------------------------------------------------ records
 
     def _receive(self) -> bool:
-        may_apply = self._alone_or_own_memory and not self._frozen and not self._yielded
+        may_apply = self._alone_or_own_memory and not self.keeper.holds_still and not self._yielded
         moved = False
         for _ in range(_BATCH):
             if not self.intake.take(may_apply=may_apply):
                 break
             moved = True
-        if self._frozen and not self.persister.busy:
-            self._frozen = False
         if self.intake.gap and not self.intake.record_waits and not self.persister.busy:
-            if self.replica.complete and self._newer_than_durable:
-                self.persister.write_now(self._snapshot(copy=False))
+            self.keeper.write_now()
             self.intake.forget()
         if moved:
-            whole = self.replica.complete and bool(self.intake.session.rng)
-            self.intake.ring.say_replayed(self.intake.step + 1 if whole else 0)
+            self.intake.ring.say_replayed(self.intake.step + 1 if self.intake.whole else 0)
         return moved
 
     @property
@@ -221,75 +216,28 @@ class Shadow:
 
     # ------------------------------------------------------------------ the store
 
-    @property
-    def _newer_than_durable(self) -> bool:
-        durable = self.persister.state.durable
-        return durable is None or self.intake.step > durable.step
-
     def _keep_cadence(self) -> None:
         if not self._trainer_alive and self._drained and self._alone:
             self.intake.drop_unsealed()
-        if self._terminated:
-            if self._alone and self.replica.complete and self._newer_than_durable:
-                self.persister.write_now(self._snapshot(copy=False))
+        if self._terminated and self._drained:
+            if self._alone:
+                self.keeper.write_now()
             self._done = True
-        elif self._alone and self.persister.may_try:
-            self._persist_if_due()
+        elif self._alone:
+            asked = any(
+                isinstance(request, control.AskFlush | control.AskClose)
+                and self.intake.step >= request.step
+                for _, request in self._waiters
+            )
+            last_words = not self._trainer_alive and self._drained
+            self.keeper.persist_if_due(now=asked or last_words, moving=self._trainer_alive)
         if not self._trainer_alive:
             self._go_away_when_idle()
-
-    def _persist_if_due(self) -> None:
-        state = self.persister.state
-        if not state.epoch:
-            self.persister.claim()
-            return
-        if not self.replica.complete or not self._newer_than_durable or not self.intake.session.rng:
-            return
-        asked = any(
-            isinstance(request, control.AskFlush | control.AskClose)
-            and self.intake.step >= request.step
-            for _, request in self._waiters
-        )
-        last_words = not self._trainer_alive and self._drained
-        due = base_is_due(
-            self.options,
-            step=self.intake.step,
-            durable_step=state.durable.step if state.durable else None,
-            seconds_since_base=time.time() - state.durable_time,
-        )
-        if asked or last_words or due:
-            copy = self._trainer_alive and self._can_afford_copy()
-            self._frozen = not copy
-            self.persister.start(self._snapshot(copy=copy))
-
-    def _can_afford_copy(self) -> bool:
-        changed = sum(
-            place.bytes
-            for place in self.replica.places.values()
-            if self.persister.version_of(place.atom) != self.replica.versions[place.atom]
-        )
-        return changed < read_facts().memory_available_bytes // 2
-
-    def _snapshot(self, *, copy: bool) -> Snapshot:
-        tensors = []
-        for (atom, slot), place in self.replica.places.items():
-            version, view = self.replica.versions[atom], self.replica.view((atom, slot))
-            if copy and self.persister.version_of(atom) != version:
-                view = memoryview(bytes(view))
-            tensors.append(SnapshotTensor(atom, slot, place.dtype, place.shape, version, view))
-        return Snapshot(
-            step=self.intake.step,
-            census=self.opening.census,
-            tensors=tensors,
-            session=self.intake.session_values(),
-            tail=b"".join(data for _, data in self.intake.tail),
-            tail_steps=self.intake.tail_steps,
-        )
 
     def _go_away_when_idle(self) -> None:
         idle = time.monotonic() - self._idle_since
         patience = duration_seconds("idle_exit", self.options.idle_exit)
-        nothing_to_save = not self.replica.complete or not self._newer_than_durable
+        nothing_to_save = not self.keeper.has_news
         if (
             self._drained
             and not self.persister.busy
@@ -329,7 +277,7 @@ class Shadow:
     def _answer_yield(self, route: list[bytes]) -> bool:
         if not self._drained:
             return False
-        if not self.replica.complete or not self.intake.session.rng:
+        if not self.intake.whole:
             answer = control.Answer(error="this shadow holds no complete state")
         else:
             self._yielded = True
@@ -369,41 +317,16 @@ class Shadow:
         return False
 
     def status(self) -> dict[str, Any]:
-        state = self.persister.state
-        whole = self.replica.complete and bool(self.intake.session.rng)
-        elapsed_days = (time.monotonic() - self._started) / 86400
         return {
             "pid": os.getpid(),
             "trainer_pid": self.opening.trainer_pid if self._trainer_alive else None,
             "warm": self._ready_to_replay,
-            "shadow_step": self.intake.sealed_step if whole else None,
-            "replayed_step": self.intake.step if whole else None,
-            "based_atoms": sum(self.replica.based),
-            "atoms": len(self.replica.based),
-            "exactness": "bounded" if self.intake.drifted else self.opening.census.exactness,
-            "exactness_why": "being based anew" if self.intake.drifted else self.opening.census.why,
-            "records": self.intake.records,
-            "repairs": self.intake.repairs,
-            "ring_waiting": self.intake.ring.waiting,
-            "ring_slots": self.intake.ring.geometry.slots,
-            "log_steps": self.intake.tail_steps,
-            "log_bytes": self.intake.tail_bytes,
-            "memory_bytes": sum(extent.bytes for extent in self.replica.extents)
-            + self.intake.ring.geometry.bytes,
-            "epoch": state.epoch or None,
-            "durable_step": state.durable.step if state.durable else None,
-            "durable_age_seconds": time.time() - state.durable_time if state.durable else None,
-            "durable_bytes": state.bytes_written,
-            "durable_bytes_per_day": state.bytes_written / max(elapsed_days, 1 / 1440),
-            "writing": self.persister.busy,
+            **describe_intake(self.intake),
+            **describe_store(self.persister),
             "outlives_trainer": self.opening.survival.outlives,
             "outlives_why": self.opening.survival.because,
-            "optimizers": {
-                spec.key or "optimizer": [spec.mode.value, spec.why]
-                for spec in self.opening.census.optimizers
-            },
-            "health": "degraded" if state.problem or self._problem else "ok",
-            "problem": state.problem or self._problem,
+            "health": "degraded" if self.persister.state.problem or self._problem else "ok",
+            "problem": self.persister.state.problem or self._problem,
         }
 
     # ------------------------------------------------------------------ the end

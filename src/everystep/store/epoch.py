@@ -28,6 +28,9 @@ class EpochWriter:
     def commit(self, snapshot: Snapshot) -> BaseEntry:
         """Write a base and make it count; on any failure nothing has changed."""
         check_fence(self._run, self.manifest.epoch)
+        for entry in self.manifest.bases:
+            if entry.step == snapshot.step:
+                return entry
         folder = layout.base_dir(self._run, self.manifest.epoch, snapshot.step)
         shutil.rmtree(folder, ignore_errors=True)  # leftovers of a write that failed
         try:
@@ -41,7 +44,6 @@ class EpochWriter:
             shutil.rmtree(folder, ignore_errors=True)
             raise
         self.manifest, self.previous = manifest, index
-        self._retain()
         return entry
 
     def _newest_index(self) -> BaseIndex | None:
@@ -52,7 +54,7 @@ class EpochWriter:
                 continue
         return None
 
-    def _retain(self) -> None:
+    def retain(self) -> None:
         """Forget old bases in the manifest first, then remove the files nobody refers to."""
         candidates = read_lineage(self._run).candidates
         keep, drop = candidates[: self._keep_last], candidates[self._keep_last :]

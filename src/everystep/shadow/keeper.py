@@ -1,0 +1,82 @@
+"""Decides when the replica goes to the store, and takes the snapshot for it. Main thread only."""
+
+from __future__ import annotations
+
+import time
+
+from everystep.core.cadence import base_is_due
+from everystep.lane.host import read_facts
+from everystep.options import Options
+from everystep.shadow.intake import Intake
+from everystep.shadow.persist import Persister
+from everystep.store.bases import Snapshot, SnapshotTensor
+
+
+class Keeper:
+    def __init__(self, options: Options, intake: Intake, persister: Persister) -> None:
+        self._options = options
+        self._intake = intake
+        self._persister = persister
+        self._writes_in_place = False
+
+    @property
+    def has_news(self) -> bool:
+        """A whole state that the store does not have yet."""
+        durable = self._persister.state.durable
+        return self._intake.whole and (durable is None or self._intake.step > durable.step)
+
+    @property
+    def holds_still(self) -> bool:
+        """The writer reads the replica itself: nothing may change until it is done."""
+        return self._writes_in_place and self._persister.busy
+
+    def write_now(self) -> None:
+        """Make the newest state durable before anything else happens."""
+        if self.has_news:
+            self._persister.write_now(self._snapshot(copy=False))
+
+    def persist_if_due(self, *, now: bool, moving: bool) -> None:
+        """Start a write if one is due. While records still move the replica, a copy is written."""
+        if not self._persister.may_try:
+            return
+        state = self._persister.state
+        if not state.epoch:
+            self._persister.claim()
+            return
+        due = self.has_news and base_is_due(
+            self._options,
+            step=self._intake.step,
+            durable_step=state.durable.step if state.durable else None,
+            seconds_since_base=time.time() - state.durable_time,
+        )
+        if self.has_news and (now or due):
+            copy = moving and self._can_afford_copy()
+            self._writes_in_place = not copy
+            self._persister.start(self._snapshot(copy=copy))
+
+    def _changed(self, atom: int) -> bool:
+        return self._persister.version_of(atom) != self._intake.replica.versions[atom]
+
+    def _can_afford_copy(self) -> bool:
+        places = self._intake.replica.places.values()
+        changed = sum(place.bytes for place in places if self._changed(place.atom))
+        return changed < read_facts().memory_available_bytes // 2
+
+    def _snapshot(self, *, copy: bool) -> Snapshot:
+        """The state as it is; bytes that the store already has need no copy."""
+        replica = self._intake.replica
+        tensors = []
+        for (atom, slot), place in replica.places.items():
+            view = replica.view((atom, slot))
+            if copy and self._changed(atom):
+                view = memoryview(bytes(view))
+            version = replica.versions[atom]
+            tensors.append(SnapshotTensor(atom, slot, place.dtype, place.shape, version, view))
+        return Snapshot(
+            step=self._intake.step,
+            census=replica.census,
+            tensors=tensors,
+            session=self._intake.session_values(),
+            tail=b"".join(data for _, data in self._intake.tail),
+            tail_steps=self._intake.tail_steps,
+        )

@@ -1,0 +1,49 @@
+"""The shadow's part of the status document."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from everystep.shadow.intake import Intake
+from everystep.shadow.persist import Persister
+
+_DAY_SECONDS = 86400.0
+
+
+def describe_intake(intake: Intake) -> dict[str, Any]:
+    """What is in memory, and how exact it is."""
+    census, ring = intake.census, intake.ring
+    drifted = bool(intake.drifted)
+    return {
+        "shadow_step": intake.sealed_step if intake.whole else None,
+        "replayed_step": intake.step if intake.whole else None,
+        "based_atoms": sum(intake.replica.based),
+        "atoms": len(census.atoms),
+        "exactness": "bounded" if drifted else census.exactness,
+        "exactness_why": "some atoms are being based anew" if drifted else census.why,
+        "records": intake.records,
+        "repairs": intake.repairs,
+        "ring_waiting": ring.waiting,
+        "ring_slots": ring.geometry.slots,
+        "log_steps": intake.tail_steps,
+        "log_bytes": intake.tail_bytes,
+        "memory_bytes": sum(e.bytes for e in intake.replica.extents) + ring.geometry.bytes,
+        "optimizers": {
+            spec.key or "optimizer": [spec.mode.value, spec.why] for spec in census.optimizers
+        },
+    }
+
+
+def describe_store(persister: Persister) -> dict[str, Any]:
+    """What is durable, and at which rate the disk is worn."""
+    state = persister.state
+    elapsed = max(time.monotonic() - persister.started, 60.0)
+    return {
+        "epoch": state.epoch or None,
+        "durable_step": state.durable.step if state.durable else None,
+        "durable_age_seconds": time.time() - state.durable_time if state.durable else None,
+        "durable_bytes": state.bytes_written,
+        "durable_bytes_per_day": state.bytes_written * _DAY_SECONDS / elapsed,
+        "writing": persister.busy,
+    }

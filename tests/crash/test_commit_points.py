@@ -63,9 +63,8 @@ def test_killed_in_commit(point: str, keep: int, tmp_path: Path) -> None:
     run = tmp_path / "run"
     code, acknowledged = write(run, keep, 1, 4, point)
     assert code == -signal.SIGKILL, f"{point} was never reached"
-    assert acknowledged == 3
     newest = load(run)
-    assert newest in (3, 4), newest
+    assert 3 <= acknowledged <= newest <= 4, f"{acknowledged} was acknowledged, {newest} loads"
     assert verify_run(run).problems == []
     check_goes_on(run, keep, newest)
 
@@ -128,10 +127,12 @@ def test_a_damaged_older_base_does_not_stop_the_writer(tmp_path: Path) -> None:
     writer = continue_run(run, 2)
     for step in (1, 2):
         writer.commit(snapshot(step))
+        writer.retain()
     index = run / "epochs/000001/bases/000000000002/index.json"
     index.write_bytes(index.read_bytes()[:-1])
     for step in (3, 4, 5):
         assert writer.commit(snapshot(step)).step == step
+        writer.retain()
         assert load(run) == step
     assert verify_run(run).problems == []
 

@@ -170,6 +170,16 @@ def test_stopped_shadow_with_drop_lets_go_and_bases_itself_anew(
         assert restored(run.path, "everything") == (run.step, digests[run.step])
 
 
+def wake_when_stalled(run: everystep.Run, pid: int) -> None:
+    """Wake the shadow once the trainer makes no step any more: the ring is full then."""
+    last, since = run.step, time.monotonic()
+    while time.monotonic() - since < 1:
+        if run.step != last:
+            last, since = run.step, time.monotonic()
+        time.sleep(0.01)
+    os.kill(pid, signal.SIGCONT)
+
+
 def test_stopped_shadow_with_wait_loses_nothing(runtime: Path, tmp_path: Path) -> None:
     job = Job("adam")
     options = {"run": tmp_path / "run", "state": job.state, "on_lag": "wait"}
@@ -178,10 +188,10 @@ def test_stopped_shadow_with_wait_loses_nothing(runtime: Path, tmp_path: Path) -
         wait_until(lambda: run.status()["warm"], "a warm shadow")
         (pid,) = shadows(runtime)
         os.kill(pid, signal.SIGSTOP)
-        timer = threading.Timer(1.5, os.kill, (pid, signal.SIGCONT))
-        timer.start()
+        waker = threading.Thread(target=wake_when_stalled, args=(run, pid))
+        waker.start()
         digests = seal_steps(run, job, RING_SLOTS_MAX + 40)
-        timer.join()
+        waker.join()
         status = run.status()
         assert status["records_let_go"] == 0 and status["stall_seconds"] > 0
         run.flush()

@@ -58,7 +58,6 @@ class Outcome:
     end: Any
     losses: dict[int, Any]
     status: dict[str, Any]
-    rebases: int
 
 
 def seed_all(seed: int) -> None:
@@ -168,8 +167,7 @@ def resume(build: Build, run: Path, total: int, *, seed: int, **options: Any) ->
         for step in training.steps(total):
             losses[step] = freeze(job.turn(step))
         end = look(job)
-        assert training._tap is not None
-        return Outcome(run, start, end, losses, training.status(), training._tap.rebases)
+        return Outcome(run, start, end, losses, training.status())
 
 
 def check(

@@ -139,10 +139,6 @@ def test_average_swapped_in_and_back_sends_nothing(tmp_path: Path, swap: str) ->
     average = [torch.full_like(p, 0.5) for p in model.parameters()]
     with everystep.attach(model, optimizer, run=tmp_path / "run", on_failure="raise") as run:
         run.resume()
-        assert run._tap is not None
-        sent: list[Any] = []
-        original = run._tap.outbox.tensor
-        run._tap.outbox.tensor = lambda *a: (sent.append(a[:2]), original(*a))  # type: ignore
         for _ in range(3):
             model(torch.randn(4, 5)).square().mean().backward()
             optimizer.step()
@@ -152,11 +148,10 @@ def test_average_swapped_in_and_back_sends_nothing(tmp_path: Path, swap: str) ->
             run.seal()
         run.flush(60)
         status = run.status()
-        assert sent == []
-        assert run._tap.rebases == status["repairs"] == 0
-        _swap(swap, model, average)  # and one that stays is sent: the count above can be not zero
+        assert (status["edits"], status["rebases"], status["repairs"]) == (0, 0, 0)
+        _swap(swap, model, average)  # and one that stays is sent: the count can be not zero
         run.seal()
-        assert {slot for _, slot in sent} == {""} and len(sent) == len(average)
+        assert run.status()["edits"] == len(average)
 
 
 def _swap(how: str, model: nn.Module, average: list[torch.Tensor]) -> None:

@@ -52,7 +52,6 @@ class Demo:
         """Train while killing the trainer; returns its log, steps lost and seconds to come back."""
         self._console.print(f"[bold]{name}[/bold]: {kills} × kill -9 …")
         job = self._job(name, "everystep")
-        budget = self._steps * step_seconds / (kills + 1)
         lost: list[int] = []
         seconds: list[float] = []
         for number in range(kills + 1):
@@ -63,16 +62,19 @@ class Demo:
             begin = _read(job)[len(before)]
             if number:
                 lost.append(_finished(before) - begin.step)
-                first_step = self._await_step(process, job, len(before))
+                first_step = self._await_step(process, job, len(before), begin.step + 1)
                 seconds.append(first_step.time - started)
                 self._console.print(
-                    f"  back in {seconds[-1]:.1f} s at step {begin.step}: {lost[-1]} step lost"
+                    f"  back in {seconds[-1]:.1f} s at step {begin.step}, lost {lost[-1]}"
                 )
             if number < kills:
-                time.sleep(chance.uniform(0.3, 1.5) * budget)
+                span = (self._steps - begin.step) // (kills + 1 - number)
+                target = begin.step + chance.randint(1, max(1, span))
+                self._await_step(process, job, len(before), target)
+                time.sleep(chance.uniform(0, step_seconds))  # anywhere in the step after it
                 process.send_signal(signal.SIGKILL)
                 process.wait()
-                self._console.print(f"  killed during step {_finished(_read(job))}")
+                self._console.print(f"  killed after {_finished(_read(job))} finished steps")
             elif process.wait(_PATIENCE_SECONDS) != 0:
                 raise EverystepError("demo: the last trainer failed")
         return _read(job), lost, seconds
@@ -94,11 +96,17 @@ class Demo:
     def _await_new_line(self, process: subprocess.Popen[bytes], job: Job, known: int) -> None:
         _until(lambda: len(_read(job)) > known, process, "its first line")
 
-    def _await_step(self, process: subprocess.Popen[bytes], job: Job, known: int) -> Line:
-        def found() -> Line | None:
-            return next((line for line in _read(job)[known:] if line.kind == "step"), None)
+    def _await_step(
+        self, process: subprocess.Popen[bytes], job: Job, known: int, steps: int
+    ) -> Line:
+        """The line with which a trainer has finished that many steps of the run."""
 
-        _until(lambda: found() is not None, process, "its first step")
+        def found() -> Line | None:
+            return next(
+                (x for x in _read(job)[known:] if x.kind == "step" and x.step + 1 >= steps), None
+            )
+
+        _until(lambda: found() is not None, process, f"step {steps}")
         line = found()
         assert line is not None
         return line

@@ -65,7 +65,7 @@ def main() -> None:
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
-            say("step", step, loss=float(loss).hex())
+            say("step", step, loss=float(loss.detach()).hex())
             optimizer.zero_grad()
             schedule.step()
     say("end", job.steps, digest=_digest(model, optimizer))

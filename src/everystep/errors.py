@@ -53,6 +53,10 @@ class CaptureError(EverystepError):
 class CaptureTooLarge(CaptureError):
     """An event does not fit into a slot; the ring has to be made anew, larger."""
 
+    def __init__(self, message: str, *, need_bytes: int) -> None:
+        super().__init__(message)
+        self.need_bytes = need_bytes
+
 
 class LaneError(EverystepError):
     """Shared memory or the control channel failed."""

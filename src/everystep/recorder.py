@@ -33,6 +33,7 @@ log = logging.getLogger("everystep")
 _DURABLE_SECONDS = 3600.0
 _WAIT_SECONDS = 600.0
 _DOCUMENT_SLACK_BYTES = 16 << 10
+_LANES_MAX = 8
 
 
 class Recorder:
@@ -147,8 +148,9 @@ class Recorder:
         self.step += 1
         if self.tap is not None:
             self.guarded(self.tap.seal)(self.step)
-        if self.tap is not None and self.tap.outgrown:
-            self.guarded(self._change)()
+        for _ in range(_LANES_MAX):
+            if self.tap is not None and self.tap.outgrown:
+                self.guarded(self._change)()
         self.guarded(self._look_after_shadow)()
 
     def guarded(self, work: Callable[..., Any]) -> Callable[..., Any]:
@@ -160,7 +162,9 @@ class Recorder:
                 return work(*args, **kwargs)
             except CaptureTooLarge as error:
                 log.info("ring_outgrown run=%s %s", self.path, error)
-                self._document_bytes = 2 * self._document_bytes + _DOCUMENT_SLACK_BYTES
+                self._document_bytes = (
+                    max(2 * self._document_bytes, error.need_bytes) + _DOCUMENT_SLACK_BYTES
+                )
                 if self.tap is not None:
                     self.tap.outgrown = True
             except Exception as error:
@@ -177,6 +181,9 @@ class Recorder:
         if self.connection is not None and self.connection.shadow.alive:
             epoch = self.ask(AskStatus(), 30).status.get("epoch")
             self.point = Point(epoch, self.step) if epoch else self.point
+            if predecessor is None:  # ours never took over: the one before it still speaks
+                predecessor = self.connection.predecessor
+                self.ask(AskRetire(), 30)
         self.drop()
         live = self.census()
         self.versions = [self.step] * len(live.tensors)
@@ -282,11 +289,27 @@ class Recorder:
                 raise ShadowLost(f"close {self.path}: the shadow died")
             time.sleep(0.01)
             self.tap.seal(self.step)
+        self.wait_for_successor()
         answer = self.ask(AskClose(self.step), _DURABLE_SECONDS)
         if answer.error:
             raise EverystepError(f"close {self.path} at step {self.step}: {answer.error}")
         if self.connection is not None:
             self.connection.shadow.wait_gone(10)
+
+    def wait_for_successor(self) -> None:
+        """The shadow before speaks for the run until the new one holds its state."""
+        deadline = time.monotonic() + _WAIT_SECONDS
+        while self.connection is not None and self.connection.predecessor is not None:
+            if not self.connection.shadow.alive:
+                raise ShadowLost(f"run {self.path}: the new shadow died before it held the state")
+            if time.monotonic() > deadline:
+                raise LaneTimeout(
+                    f"run {self.path}: the new shadow did not hold the state in {_WAIT_SECONDS:g} s"
+                )
+            if self.connection.ring.replayed_step:
+                self._retire_predecessor()
+            else:
+                time.sleep(0.01)
 
     def abandon(self) -> None:
         """Let go of everything, a shadow that is just starting included."""

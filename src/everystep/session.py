@@ -15,6 +15,7 @@ import torch
 from everystep.capture.census import LiveCensus, Models, Optimizers, take_census
 from everystep.capture.rng import restore_rng
 from everystep.capture.state import UserState
+from everystep.core.census import Mode
 from everystep.core.status import summary
 from everystep.errors import EverystepError, NothingToRecover, UsageError
 from everystep.lane.control import AskFlush, AskLeave, AskStatus, ask
@@ -79,6 +80,10 @@ def load_point(found: Found, live: LiveCensus, path: Path, *, optimizers: bool) 
             for spec, optimizer in zip(live.census.optimizers, live.optimizers, strict=True)
         ]
         load_optimizers(found, keyed, live.tensors, ids)
+        if found.tail_steps:  # the log moved its atoms on: they are no longer what the base holds
+            for spec in found.census.optimizers:
+                for atom in spec.atoms if spec.mode is Mode.LOG else ():
+                    versions[ids[atom]] = found.point.step
     return versions
 
 
@@ -97,6 +102,7 @@ class Run:
         self._step_when_disabled = 0
         self._recorder: Recorder | None = None
         self._looping = False
+        self._rewound = False  # the turn of the loop in which rewind was called is void
         self._closed = False
         self._resumed_from = ""
         self._rng_to_restore: bytes | None = None
@@ -201,6 +207,7 @@ class Run:
         """Return once the newest sealed step is durable in the store."""
         self.resume()
         if self._recorder is not None:
+            self._recorder.wait_for_successor()
             answer = self._recorder.ask(AskFlush(self.step), timeout_seconds)
             if answer.error:
                 raise EverystepError(
@@ -250,6 +257,7 @@ class Run:
         live = self._load(recorder, recorder.census(), found)
         recorder.connect(live, predecessor=predecessor, opening_rng=found.session.rng)
         self.resume()
+        self._rewound = True
         log.info("rewound run=%s step=%d", self.path, step)
         return self.step
 
@@ -308,7 +316,10 @@ class _Steps:
     def __next__(self) -> int:
         run = self._run
         run._check_open()
-        if self._turn_open:
+        tap = run._recorder.tap if run._recorder else None
+        void = run._rewound and not (tap and tap.calls)
+        run._rewound = False
+        if self._turn_open and not void:
             run._seal()
         self._turn_open = run._looping = run.step < self._total
         if not self._turn_open:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,8 @@ from pathlib import Path
 import pytest
 
 import everystep
+from everystep.lane.runtime import runtime_dir
+from everystep.recover.find import Found, find_newest
 
 from .jobs import Job, read_journal
 from .nursery import Nursery
@@ -40,8 +43,10 @@ def first_life(nursery: Nursery, journal: Path, run: Path) -> None:
     assert nursery.wait(pid) == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("pause_seconds", [0.0, 0.15, 0.4])
-@pytest.mark.parametrize("instant", ["shadow starting", "shadow started", "hooks installed"])
+@pytest.mark.parametrize(
+    ("instant", "pause_seconds"),
+    [("shadow starting", 0.0), ("shadow started", 0.0), ("shadow started", 0.15)],
+)
 def test_next_trainer_right_behind_one_that_died_in_attach(
     instant: str, pause_seconds: float, nursery: Nursery, runtime: Path, tmp_path: Path
 ) -> None:
@@ -71,3 +76,29 @@ def check_every_base(run: Path, reference: Path) -> None:
         job = Job("adamw")
         assert everystep.restore(run, job.model, job.optimizer, step=step) == step
         assert job.digest() == digests[step], f"the base at step {step} is no state of this run"
+
+
+def test_shadow_that_dies_while_it_is_asked(
+    nursery: Nursery, runtime: Path, tmp_path: Path
+) -> None:
+    """Whoever resumes does not wait for an answer of the dead: the store has one at once."""
+    run, journal = tmp_path / "run", tmp_path / "journal"
+    first_life(nursery, journal, run)
+    (pid,) = shadows(runtime)
+    newest = check_losses(journal)[0]
+    wait_until(
+        lambda: run.exists() and everystep.open_run(run).steps[-1:] >= [newest - 1], "last words"
+    )
+    os.kill(pid, signal.SIGSTOP)
+    answers: list[Found | None] = []
+    folder = runtime_dir(str(run))
+    asker = threading.Thread(
+        target=lambda: answers.append(find_newest(run, folder)[0]), daemon=True
+    )
+    asker.start()
+    time.sleep(0.5)  # long enough to ask; an earlier death is seen before anything is asked
+    os.kill(pid, signal.SIGKILL)
+    asker.join(30)
+    assert answers, "30 s after the shadow died it is still being asked"
+    found = answers[0]
+    assert found is not None and found.source == "store" and found.point.step >= newest - 1

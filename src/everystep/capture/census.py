@@ -26,6 +26,21 @@ class LiveCensus:
     tensors: list[torch.Tensor]
     optimizers: list[torch.optim.Optimizer]
     atom_of: dict[int, int]  # id of a parameter -> atom
+    homes: dict[int, tuple[torch.nn.Module, str]]  # where an atom that no optimizer moves lives
+
+    def follow(self) -> bool:
+        """Look where `module.buffer = tensor` put new tensors; True if the census is no longer true."""
+        for atom, (module, name) in self.homes.items():
+            now = module._buffers.get(name)
+            if now is self.tensors[atom]:
+                continue
+            if now is None or (now.dtype, now.shape) != (
+                self.tensors[atom].dtype,
+                self.tensors[atom].shape,
+            ):
+                return True
+            self.tensors[atom] = now
+        return False
 
     def state_of(self, optimizer: int, atom: int) -> dict[str, Any]:
         """An optimizer's live state of one atom; empty while there is none."""
@@ -39,7 +54,7 @@ def take_census(models: Models, optimizers: Optimizers) -> LiveCensus:
     specs = [_optimizer_spec(key, live, atom_of) for key, live in named.items()]
     exactness, why = _exactness(specs, tensors)
     census = Census(tuple(atoms), tuple(specs), exactness, why)
-    return LiveCensus(census, tensors, list(named.values()), atom_of)
+    return LiveCensus(census, tensors, list(named.values()), atom_of, _homes(models, atom_of))
 
 
 def has_grown(live: LiveCensus) -> bool:
@@ -69,10 +84,10 @@ def _atoms(models: Models) -> tuple[list[Atom], list[torch.Tensor]]:
             )
         logical = logical_names(model)
         prefix = f"{key}." if key else ""
-        parameters = model.named_parameters(remove_duplicate=False)
+        # Module's own methods: wrappers override them and give other names
         for is_buffer, found in (
-            (False, parameters),
-            (True, model.named_buffers(remove_duplicate=False)),
+            (False, torch.nn.Module.named_parameters(model, remove_duplicate=False)),
+            (True, torch.nn.Module.named_buffers(model, remove_duplicate=False)),
         ):
             for path, tensor in found:
                 name = prefix + logical[path]
@@ -89,6 +104,17 @@ def _atoms(models: Models) -> tuple[list[Atom], list[torch.Tensor]]:
         for n, t, buffer in zip(names, tensors, buffers, strict=True)
     ]
     return atoms, tensors
+
+
+def _homes(models: Models, atom_of: dict[int, int]) -> dict[int, tuple[torch.nn.Module, str]]:
+    named = dict(models) if isinstance(models, Mapping) else {"": models}
+    return {
+        atom_of[id(tensor)]: (module, name)
+        for model in named.values()
+        for module in model.modules()
+        for name, tensor in module._buffers.items()
+        if tensor is not None
+    }
 
 
 def _refuse_collisions(names: list[list[str]]) -> None:

@@ -42,5 +42,5 @@ def _is_transparent(module: torch.nn.Module, child: str) -> bool:
     if _TRANSPARENT.get(kind.__name__) == child:
         return True
     if kind.__module__.startswith("peft."):  # PeftModel.base_model, tuner.model, layer.base_layer
-        return child in ("base_model", "model", "base_layer")
+        return child in ("base_model", "model", "base_layer", "original_module")
     return False

@@ -46,7 +46,8 @@ class Outbox:
         need = align(payload_bytes) + document_bytes + _EVENT_BYTES
         if need > self._ring.geometry.capacity:
             raise CaptureTooLarge(
-                f"record: {need} bytes for one event, a slot takes {self._ring.geometry.capacity}"
+                f"record: {need} bytes for one event, a slot takes {self._ring.geometry.capacity}",
+                need_bytes=need,
             )
         if self._ticket is not None and self._left() < need:
             self._publish(0)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from everystep.capture.rng import capture_rng, restore_rng
 from everystep.errors import ModelMismatch, UsageError
 from everystep.format import values
 from everystep.replay.tensors import pack, unpack
@@ -24,10 +25,13 @@ class UserState:
     def collect(self) -> bytes:
         """Encoded state of every member; an unsupported type is refused by its path."""
         began = time.perf_counter()
+        random_states = capture_rng()
         found = {
-            name: member if isinstance(member, dict) else member.state_dict()
+            name: member if isinstance(member, dict) else _state_of(member)
             for name, member in self.members.items()
         }
+        if capture_rng() != random_states:  # a loader makes its iterator to tell its place
+            restore_rng(random_states)
         spent = time.perf_counter() - began
         self.seconds_total += spent
         self.seconds_max = max(self.seconds_max, spent)
@@ -45,8 +49,14 @@ class UserState:
             if isinstance(member, dict):
                 member.clear()
                 member.update(stored[name])
-            else:
+            elif stored[name] is not None:
                 member.load_state_dict(stored[name])
+
+
+def _state_of(member: Any) -> Any:
+    """None for a loader that has not begun: asking would make its iterator before the user does."""
+    begun = getattr(member, "_iterator", member) is not None
+    return member.state_dict() if begun or member.next_iter_state is not None else None
 
 
 def _check_member(name: str, member: Any) -> None:

@@ -21,7 +21,7 @@ from everystep.capture.rng import capture_rng
 from everystep.capture.state import UserState
 from everystep.capture.watch import Watch
 from everystep.core.census import Mode, gradient_layout
-from everystep.core.events import Call, Rebase, Seal, SlotValues, pack_presence
+from everystep.core.events import Call, Rebase, Seal, SlotValues, pack_presence, unpack_presence
 from everystep.format import values
 from everystep.lane.ring import RingWriter
 from everystep.replay.tensors import pack
@@ -131,7 +131,10 @@ class Tap:
         live, spec = self.live, self.live.census.optimizers[index]
         self._discard_pending()
         grads = [live.tensors[atom].grad for atom in spec.atoms]
-        if any(not _loggable(g, live.tensors[a]) for g, a in zip(grads, spec.atoms, strict=True)):
+        loggable = all(
+            _loggable(g, live.tensors[a]) for g, a in zip(grads, spec.atoms, strict=True)
+        )
+        if not loggable or self._watch.lost_slots(index):
             self._resend.update(spec.atoms)
             return
         with self._or_let_go():
@@ -154,8 +157,9 @@ class Tap:
         if self._pending is not None:
             call, self._pending = self._pending[0], None
             self.outbox.add(call)
-            for atom in spec.atoms:
-                if self.live.tensors[atom].grad is not None:
+            present = unpack_presence(call.presence, len(spec.atoms))
+            for atom, there in zip(spec.atoms, present, strict=True):
+                if there:
                     self.versions[atom] = self._target
         self._watch.after_step(index)
         handle = self._pre_handles[index]
@@ -216,7 +220,7 @@ class Tap:
         self._discard_pending()
         self.opened = True
         self.calls = 0
-        self.outgrown |= has_grown(self.live)
+        self.outgrown |= self.live.follow() or has_grown(self.live)
         if self.outgrown:
             return
         if self._letting_go:
@@ -226,6 +230,9 @@ class Tap:
         if requested is None or requested:
             self.rebases += 1
             self.queue_base(requested)
+        for index, spec in enumerate(self.live.census.optimizers):
+            if self._watch.lost_slots(index):
+                self._resend.update(spec.atoms)
         with self._or_let_go():
             self._send_changes(None, range(len(self.live.optimizers)))
             self._send_resend()

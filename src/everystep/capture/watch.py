@@ -64,6 +64,13 @@ class Watch:
         """Whether any atom differs from its mark; nothing is marked."""
         return any(self._digest(atom) != self._marks[atom] for atom in self._always)
 
+    def lost_slots(self, index: int) -> bool:
+        """Whether state was thrown away outside a step; an edit cannot say that, a new base can."""
+        return any(
+            _names(self._slots[index, atom]) - _names(self._slot_hint(index, atom))
+            for atom in self._live.census.optimizers[index].atoms
+        )
+
     def edited_slots(self, index: int) -> list[int]:
         """Atoms whose state in this optimizer was replaced or written outside its step."""
         edited = []
@@ -138,3 +145,7 @@ class Watch:
             (name, value.data_ptr(), value._version) if isinstance(value, torch.Tensor) else name
             for name, value in state.items()
         )
+
+
+def _names(hint: tuple[object, ...]) -> set[object]:
+    return {part[0] if isinstance(part, tuple) else part for part in hint}

@@ -113,7 +113,10 @@ class ControlServer:
             self.socket.send_multipart([*route, msgspec.msgpack.encode(answer)], zmq.NOBLOCK)
 
     def close(self) -> None:
+        """Answers still on their way go out first (at most LINGER): the process ends by _exit."""
+        context = self.socket.context
         self.socket.close()
+        context.term()
 
 
 def ask(address: str, request: Request, *, timeout_seconds: float) -> Answer:

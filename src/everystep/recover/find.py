@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from everystep.core.census import Census
-from everystep.errors import EverystepError, StepUnavailable, StoreError, UnknownVersion
+from everystep.errors import (
+    EverystepError,
+    LaneTimeout,
+    StepUnavailable,
+    StoreError,
+    UnknownVersion,
+)
 from everystep.format.base import Point, SessionValues
 from everystep.lane import control
 from everystep.lane.arena import SharedMemory
 from everystep.lane.descriptors import receive_descriptors
+from everystep.lane.host import process_start
 from everystep.lane.runtime import ShadowCard, read_card
 from everystep.store.bases import BaseReader, read_index
 from everystep.store.runs import Lineage, identify, read_lineage
@@ -62,17 +70,31 @@ def find_newest(
     if identify(run)[0] is not None:
         lineage = read_lineage(run)
         problems += lineage.problems
-    if card is not None:
-        found = _from_shadow(card, problems)
+    if card is not None and folder is not None:
+        found, card = _from_living(card, folder, problems)
         newest = lineage.candidates[0].entry.step if lineage.candidates else -1
         if found and (found.point.step == step or (step is None and found.point.step >= newest)):
             return found, card
     return _from_store(run, lineage, problems, step), card
 
 
+def _from_living(
+    card: ShadowCard, folder: Path, problems: list[str]
+) -> tuple[Found | None, ShadowCard | None]:
+    """Ask the run's shadow; one that hands over to its successor meanwhile is asked no longer."""
+    while True:
+        own: list[str] = []
+        found = _from_shadow(card, own)
+        now = read_card(folder)
+        if found is not None or now is None or now.pid == card.pid:
+            problems += own
+            return found, now
+        card = now
+
+
 def _from_shadow(card: ShadowCard, problems: list[str]) -> Found | None:
     try:
-        answer = control.ask(card.control, control.AskYield(), timeout_seconds=_YIELD_SECONDS)
+        answer = _ask_to_yield(card)
         if answer.holding is None:
             problems.append(f"shadow {card.pid}: {answer.error}")
             return None
@@ -102,6 +124,16 @@ def _from_shadow(card: ShadowCard, problems: list[str]) -> Found | None:
         holding,
         memory,
     )
+
+
+def _ask_to_yield(card: ShadowCard) -> control.Answer:
+    deadline = time.monotonic() + _YIELD_SECONDS
+    while True:
+        try:
+            return control.ask(card.control, control.AskYield(), timeout_seconds=2)
+        except LaneTimeout:
+            if process_start(card.pid) != card.start or time.monotonic() >= deadline:
+                raise
 
 
 def _from_store(run: Path, lineage: Lineage, problems: list[str], step: int | None) -> Found | None:

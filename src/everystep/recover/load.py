@@ -123,6 +123,10 @@ def _load_slot(
     on_cpu = name == "step" and not (group.get("capturable") or group.get("fused"))
     device = torch.device("cpu") if on_cpu else parameter.device
     tensor = view_tensor(found.data, found.dtype, found.shape).to(device, copy=True)
+    if tensor.shape == parameter.shape and tensor.stride() != parameter.stride():
+        # fused kernels walk memory: a slot must lie as its parameter does (channels_last)
+        laid_out = torch.empty_like(parameter, dtype=tensor.dtype, device=device)
+        tensor = laid_out.detach().copy_(tensor)
     optimizer.state[parameter][name] = tensor
 
 

@@ -40,7 +40,10 @@ def apply_call(
             gradient = view_tensor(
                 payload[start : start + size], census.atoms[atom].dtype, census.atoms[atom].shape
             )
-            parameter.grad = gradient.to(parameter.device)
+            gradient = gradient.to(parameter.device)
+            if gradient.stride() != parameter.stride():  # as autograd lays it out
+                gradient = torch.empty_like(parameter).detach().copy_(gradient)
+            parameter.grad = gradient
             moved.append(atom)
     _step(optimizer, call, parameters)
     return moved

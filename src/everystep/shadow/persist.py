@@ -45,7 +45,7 @@ class Persister:
         self.started = time.monotonic()
         self._versions_of: BaseIndex | None = None
         self._versions: dict[int, int] = {}
-        self.state = _state_of_store(run)
+        self.state = _state_of_store(run, continues)
 
     @property
     def busy(self) -> bool:
@@ -136,10 +136,14 @@ class Persister:
             )
 
 
-def _state_of_store(run: Path) -> PersistState:
+def _state_of_store(run: Path, continues: Point | None) -> PersistState:
     """What the run's store already holds when a shadow starts; trouble shows at the first claim."""
     try:
-        newest = read_lineage(run).candidates[0]
-    except (OSError, EverystepError, IndexError):
+        newest = next(
+            c
+            for c in read_lineage(run).candidates
+            if continues is None or c.entry.step <= continues.step  # later ones were rewound over
+        )
+    except (OSError, EverystepError, StopIteration):
         return PersistState()
     return PersistState(durable=newest.point, durable_time=newest.entry.time)

@@ -167,8 +167,13 @@ class Shadow:
             ):  # the one before holds the newest whole state: leave it to it
                 self._done = True
                 return
+            write_card(self._folder, self._card)  # first: whoever looks now must find one of us
+            self._carded = True
             with contextlib.suppress(EverystepError):
                 control.ask(alive.control, control.AskRetire(), timeout_seconds=5)
+            deadline = time.monotonic() + 5
+            while process_start(before) == alive.start and time.monotonic() < deadline:
+                time.sleep(0.001)
             return
         self._alone = True
 

@@ -26,7 +26,7 @@ from everystep.format.base import Point
 from everystep.lane.control import Answer, AskClose, AskRetire, AskStatus, Request
 from everystep.lane.runtime import ShadowCard, read_card
 from everystep.options import Options
-from everystep.recover.find import Found, retire
+from everystep.recover.find import Found, claimed_point, retire
 
 log = logging.getLogger("everystep")
 
@@ -207,6 +207,7 @@ class Recorder:
     def _start(self, live: LiveCensus) -> None:
         """In a thread of its own: training does not wait for a process to start."""
         try:
+            self.point = claimed_point(self.path, self.point, self.step)
             self._started.append(self._new_connection(live, None, None))
         except (OSError, EverystepError) as error:
             self._started.append(

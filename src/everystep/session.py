@@ -23,7 +23,13 @@ from everystep.lane.runtime import TrainerLock, read_card, runtime_dir
 from everystep.options import Options, resolve
 from everystep.recorder import Recorder
 from everystep.recover.find import Found, find_newest
-from everystep.recover.load import check_model, load_optimizers, load_values, same_atoms
+from everystep.recover.load import (
+    check_model,
+    check_optimizers,
+    load_optimizers,
+    load_values,
+    same_atoms,
+)
 
 log = logging.getLogger("everystep")
 
@@ -73,12 +79,14 @@ def load_point(found: Found, live: LiveCensus, path: Path, *, optimizers: bool) 
     """Put a found point into live objects; returns the versions of the atoms."""
     check_model(live.census, found, str(path))
     ids = same_atoms(live.census, found.census)
+    keyed = [
+        (spec.key, optimizer)
+        for spec, optimizer in zip(live.census.optimizers, live.optimizers, strict=True)
+    ]
+    if optimizers:
+        check_optimizers(found, keyed, live.tensors, ids)
     versions = load_values(found, live.tensors, ids)
     if optimizers:
-        keyed = [
-            (spec.key, optimizer)
-            for spec, optimizer in zip(live.census.optimizers, live.optimizers, strict=True)
-        ]
         load_optimizers(found, keyed, live.tensors, ids)
         if found.tail_steps:  # the log moved its atoms on: they are no longer what the base holds
             for spec in found.census.optimizers:
@@ -145,6 +153,7 @@ class Run:
 
     def _load(self, recorder: Recorder, live: LiveCensus, found: Found) -> LiveCensus:
         """Bring live objects to a found point; groups added during the run come back too."""
+        self._user_state.check(found.session.state)
         recorder.versions = load_point(found, live, self.path, optimizers=True)
         self._user_state.restore(found.session.state)
         self._rng_to_restore = found.session.rng

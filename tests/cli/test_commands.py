@@ -17,7 +17,9 @@ import everystep
 def command(*words: str | Path) -> tuple[int, dict[str, Any], str]:
     """Run a command with --json; stdout must be one document and nothing else."""
     done = subprocess.run(
-        [sys.executable, "-m", "everystep", *map(str, words), "--json"], capture_output=True, text=True
+        [sys.executable, "-m", "everystep", *map(str, words), "--json"],
+        capture_output=True,
+        text=True,
     )
     return done.returncode, json.loads(done.stdout), done.stderr
 

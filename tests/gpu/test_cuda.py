@@ -22,7 +22,9 @@ STEPS = 24
 
 def train(run: Path | None, kind: str, die_at: int = -1) -> dict[str, object] | None:
     """Run the trainer; None if it was killed."""
-    job = json.dumps({"run": str(run) if run else "", "kind": kind, "steps": STEPS, "die_at": die_at})
+    job = json.dumps(
+        {"run": str(run) if run else "", "kind": kind, "steps": STEPS, "die_at": die_at}
+    )
     environment = {**os.environ, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
     done = subprocess.run(
         [sys.executable, str(SCRIPT), job], capture_output=True, text=True, env=environment

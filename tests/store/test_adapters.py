@@ -55,7 +55,9 @@ def test_only_adapters_are_written_after_the_first_base(tmp_path: Path) -> None:
 def test_a_resumed_run_does_not_write_the_frozen_part_again(tmp_path: Path) -> None:
     train(tmp_path / "run", (), 4)
     model = train(tmp_path / "run", (6,), 9)
-    assert all(size < FROZEN_BYTES / 4 for step, size in new_bytes(tmp_path / "run").items() if step > 4)
+    assert all(
+        size < FROZEN_BYTES / 4 for step, size in new_bytes(tmp_path / "run").items() if step > 4
+    )
     assert everystep.open_run(tmp_path / "run").verify().problems == []
     fresh = Adapted()
     assert everystep.restore(tmp_path / "run", fresh) == 9

@@ -81,7 +81,9 @@ def test_bases_come_due() -> None:
     options = Options(durable_every="10m")
 
     def due(**known: object) -> bool:
-        return base_is_due(options, **{"step": 10, "durable_step": 5, "seconds_since_base": 0, **known})
+        return base_is_due(
+            options, **{"step": 10, "durable_step": 5, "seconds_since_base": 0, **known}
+        )
 
     assert due(durable_step=None), "the first base is due at once"
     assert not due(seconds_since_base=599)
@@ -130,7 +132,12 @@ def test_differences_are_named() -> None:
 
 
 def test_status_does_not_count_a_shadow_that_dies_with_the_trainer() -> None:
-    document = {"shadow_step": 90, "durable_step": 50, "durable_age_seconds": 300, "exactness": "exact"}
+    document = {
+        "shadow_step": 90,
+        "durable_step": 50,
+        "durable_age_seconds": 300,
+        "exactness": "exact",
+    }
     assert "process dies → step 90" in summary({**document, "outlives_trainer": True})
     assert "process dies → step 50" in summary({**document, "outlives_trainer": False})
     assert "host dies → step 50, 5 min old" in summary(document)

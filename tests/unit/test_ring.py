@@ -24,7 +24,12 @@ def make() -> tuple[RingWriter, RingReader]:
 def publish(ring: RingWriter, ticket: int, number: int) -> None:
     document, checksum = pack_events([Rebase((number,), (number,))])
     ring.publish(
-        ticket, flags=FLAG_SEALED, step=number, payload_bytes=64, document=document, checksum=checksum
+        ticket,
+        flags=FLAG_SEALED,
+        step=number,
+        payload_bytes=64,
+        document=document,
+        checksum=checksum,
     )
     ring.commit_device(ticket)
 

@@ -14,7 +14,14 @@ from hypothesis import strategies as st
 from everystep.errors import CorruptData, UnsupportedState
 from everystep.format import values
 
-leaves = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text() | st.binary()
+leaves = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats()
+    | st.text()
+    | st.binary()
+)
 keys = st.integers() | st.text() | st.tuples(st.integers(), st.text())
 trees = st.recursive(
     leaves,
@@ -74,7 +81,8 @@ def test_self_reference_is_refused_not_followed() -> None:
 
 tags = ["dict", "tuple", "deque", "int", "complex", "range", "ndarray", "npscalar", "nonsense"]
 lies = st.recursive(
-    leaves, lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from(tags), inner, max_size=2)
+    leaves,
+    lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from(tags), inner, max_size=2),
 )
 
 

@@ -38,19 +38,24 @@ class UserState:
         return values.encode(found, "state", pack)
 
     def restore(self, encoded: bytes) -> None:
-        """Give every member what it had; members and stored names must be the same."""
-        stored: dict[str, Any] = values.decode(encoded, unpack) if encoded else {}
-        if set(stored) != set(self.members):
-            raise ModelMismatch(
-                f"restore state: the run holds {sorted(stored)}, attach was given {sorted(self.members)}",
-                hint="give attach the same state={...} names as before",
-            )
+        """Give every member what it had."""
+        stored = self.check(encoded)
         for name, member in self.members.items():
             if isinstance(member, dict):
                 member.clear()
                 member.update(stored[name])
             elif stored[name] is not None:
                 member.load_state_dict(stored[name])
+
+    def check(self, encoded: bytes) -> dict[str, Any]:
+        """What is stored; members and stored names must be the same."""
+        stored: dict[str, Any] = values.decode(encoded, unpack) if encoded else {}
+        if set(stored) != set(self.members):
+            raise ModelMismatch(
+                f"restore state: the run holds {sorted(stored)}, attach was given {sorted(self.members)}",
+                hint="give attach the same state={...} names as before",
+            )
+        return stored
 
 
 def _state_of(member: Any) -> Any:

@@ -43,6 +43,7 @@ class Manifest(msgspec.Struct, frozen=True):
     host: str
     pid: int
     bases: tuple[BaseEntry, ...] = ()
+    ancestors: tuple[Point, ...] = ()  # what `continues` continues, and so on back
     dropped: tuple[Point, ...] = ()  # bases of earlier epochs that retention has removed
 
 

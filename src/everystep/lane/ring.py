@@ -147,14 +147,9 @@ class RingReader(_Ring):
 
     def read(self) -> Entry | None:
         """The next published entry, or None. It is HELD until `release` passes its ticket."""
-        if self._next >= self.taken:
+        if not self.readable:
             return None
         start = self.slot_at(self._next)
-        word = fmt.commit_word(self.nonce, self._next)
-        if self._get(start + fmt.SLOT_HOST_WORD_AT) != word:
-            return None
-        if self._get(start + fmt.SLOT_DEVICE_WORD_AT) != word:
-            return None
         view = self.memory.view[start : start + self.geometry.slot_bytes]
         header = fmt.unpack_slot_header(view)
         document = bytes(view[header.document_at : header.document_at + header.document_bytes])
@@ -170,6 +165,15 @@ class RingReader(_Ring):
             header.document_checksum,
             payload,
         )
+
+    @property
+    def readable(self) -> bool:
+        """Whether an entry is published that has not been read."""
+        if self._next >= self.taken:
+            return False
+        start, word = self.slot_at(self._next), fmt.commit_word(self.nonce, self._next)
+        words = (start + fmt.SLOT_HOST_WORD_AT, start + fmt.SLOT_DEVICE_WORD_AT)
+        return all(self._get(at) == word for at in words)
 
     @property
     def waiting(self) -> int:

@@ -23,12 +23,14 @@ from everystep.lane.arena import SharedMemory
 from everystep.lane.descriptors import receive_descriptors
 from everystep.lane.host import process_start
 from everystep.lane.runtime import ShadowCard, read_card
+from everystep.store import layout
 from everystep.store.bases import BaseReader, read_index
-from everystep.store.runs import Lineage, identify, read_lineage
+from everystep.store.runs import Lineage, identify, read_lineage, read_manifest
 
 log = logging.getLogger(__name__)
 
 _YIELD_SECONDS = 120.0
+_SUCCESSOR_SECONDS = 1.0
 
 
 class FoundTensor(NamedTuple):
@@ -67,11 +69,15 @@ def find_newest(
     card = read_card(folder) if folder else None
     problems: list[str] = []
     lineage = Lineage("", [], [])
-    if identify(run)[0] is not None:
-        lineage = read_lineage(run)
-        problems += lineage.problems
+    known = identify(run)[0] is not None
+    found = None
     if card is not None and folder is not None:
         found, card = _from_living(card, folder, problems)
+        known = identify(run)[0] is not None
+    if known:  # read after asking: a shadow that went meanwhile has left its last words there
+        lineage = read_lineage(run)
+        problems += lineage.problems
+    if found is not None:
         newest = lineage.candidates[0].entry.step if lineage.candidates else -1
         if found and (found.point.step == step or (step is None and found.point.step >= newest)):
             return found, card
@@ -85,11 +91,19 @@ def _from_living(
     while True:
         own: list[str] = []
         found = _from_shadow(card, own)
-        now = read_card(folder)
+        now = read_card(folder) if found else _card_after(card, folder)
         if found is not None or now is None or now.pid == card.pid:
             problems += own
             return found, now
         card = now
+
+
+def _card_after(card: ShadowCard, folder: Path) -> ShadowCard | None:
+    """The card to go on with: a shadow that retires leaves its successor a moment to write one."""
+    deadline = time.monotonic() + _SUCCESSOR_SECONDS
+    while (now := read_card(folder)) is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return now
 
 
 def _from_shadow(card: ShadowCard, problems: list[str]) -> Found | None:
@@ -169,6 +183,19 @@ def _found_base(
     return Found(
         point, "store", index.census, session, tensors, reader.tail, index.tail_steps, problems
     )
+
+
+def claimed_point(run: Path, point: Point | None, step: int) -> Point | None:
+    """Where a trainer that stands at `step` and came from `point` has got to in the store.
+
+    A shadow that died may have claimed an epoch and written bases to it; they must go on counting.
+    """
+    for number in layout.epoch_numbers(run):
+        with contextlib.suppress(StoreError, OSError):
+            manifest = read_manifest(run, number)
+            if manifest is not None and manifest.continues == point:
+                return Point(number, step)
+    return point
 
 
 def retire(card: ShadowCard) -> None:

@@ -52,13 +52,13 @@ def same_atoms(live: Census, found: Census) -> dict[int, int]:
     return {i: by_name[a.name] for i, a in enumerate(found.atoms) if a.name in by_name}
 
 
-def load_optimizers(
+def check_optimizers(
     found: Found,
     optimizers: Sequence[tuple[str, torch.optim.Optimizer]],
     tensors: Sequence[torch.Tensor],
     ids: dict[int, int],
 ) -> None:
-    """Groups, slots and values of every optimizer, then whatever the log tail still holds."""
+    """Refuse optimizers that are not the run's, before anything is changed."""
     specs = {spec.key: i for i, spec in enumerate(found.census.optimizers)}
     if set(specs) != {key for key, _ in optimizers}:
         raise ModelMismatch(
@@ -67,8 +67,20 @@ def load_optimizers(
             hint="give attach the same optimizers under the same keys",
         )
     for key, optimizer in optimizers:
+        _check_groups(found.census, specs[key], optimizer, tensors, ids)
+
+
+def load_optimizers(
+    found: Found,
+    optimizers: Sequence[tuple[str, torch.optim.Optimizer]],
+    tensors: Sequence[torch.Tensor],
+    ids: dict[int, int],
+) -> None:
+    """Groups, slots and values of every optimizer, then whatever the log tail still holds."""
+    specs = {spec.key: i for i, spec in enumerate(found.census.optimizers)}
+    for key, optimizer in optimizers:
         index = specs[key]
-        _match_groups(found.census, index, optimizer, tensors, ids)
+        _add_groups(found.census, index, optimizer, tensors, ids)
         optimizer.state.clear()
         encoded = found.session.groups[index] if index < len(found.session.groups) else b""
         if encoded:
@@ -83,14 +95,14 @@ def load_optimizers(
     _replay_tail(found, by_index, tensors, ids)
 
 
-def _match_groups(
+def _check_groups(
     census: Census,
     index: int,
     optimizer: torch.optim.Optimizer,
     tensors: Sequence[torch.Tensor],
     ids: dict[int, int],
 ) -> None:
-    """Give back param groups that were added during the run; anything else must agree."""
+    """Groups may be missing (they were added during the run); those that are there must agree."""
     spec = census.optimizers[index]
     stored = [[tensors[ids[atom]] for atom in group] for group in spec.groups]
     for number, (group, expected) in enumerate(zip(optimizer.param_groups, stored, strict=False)):
@@ -105,6 +117,17 @@ def _match_groups(
             f"the run has {len(stored)}",
             hint="add later param groups after attach, at the step where they were added",
         )
+
+
+def _add_groups(
+    census: Census,
+    index: int,
+    optimizer: torch.optim.Optimizer,
+    tensors: Sequence[torch.Tensor],
+    ids: dict[int, int],
+) -> None:
+    """Give back param groups that were added during the run."""
+    stored = [[tensors[ids[atom]] for atom in group] for group in census.optimizers[index].groups]
     for parameters in stored[len(optimizer.param_groups) :]:
         optimizer.add_param_group({"params": parameters})
 

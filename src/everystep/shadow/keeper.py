@@ -35,11 +35,11 @@ class Keeper:
         if self.has_news:
             self._persister.write_now(self._snapshot(copy=False))
 
-    def persist_if_due(self, *, now: bool, moving: bool) -> None:
+    def persist_if_due(self, *, asked: bool, last_words: bool, moving: bool) -> None:
         """Start a write if one is due. While records still move the replica, a copy is written."""
-        if not self._persister.may_try:
-            return
         state = self._persister.state
+        if not (self._persister.may_try or (asked and self._persister.idle)):
+            return
         if not state.epoch:
             self._persister.claim()
             return
@@ -49,13 +49,15 @@ class Keeper:
             durable_step=state.durable.step if state.durable else None,
             seconds_since_base=time.time() - state.durable_time,
         )
-        if self.has_news and (now or due):
+        failed = bool(state.problem)  # what failed is tried until it is done
+        if self.has_news and (asked or last_words or due or failed):
             copy = moving and self._can_afford_copy()
             self._writes_in_place = not copy
             self._persister.start(self._snapshot(copy=copy))
 
     def _changed(self, atom: int) -> bool:
-        return self._persister.version_of(atom) != self._intake.replica.versions[atom]
+        replica = self._intake.replica
+        return self._persister.version_of(atom, replica.census) != replica.versions[atom]
 
     def _can_afford_copy(self) -> bool:
         places = self._intake.replica.places.values()

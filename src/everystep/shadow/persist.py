@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from everystep.core.cadence import retry_seconds
+from everystep.core.census import Census
 from everystep.errors import EverystepError, Fenced
 from everystep.format.base import BaseEntry, BaseIndex, Point
 from everystep.store.bases import Snapshot
@@ -27,7 +28,8 @@ class PersistState(msgspec.Struct):
     durable_time: float = 0.0
     bytes_written: int = 0
     bases_written: int = 0
-    failures: int = 0
+    failures: int = 0  # since the last success
+    failures_total: int = 0
     retry_at: float = 0.0
     problem: str = ""
     fenced: bool = False
@@ -52,6 +54,10 @@ class Persister:
         return self._thread is not None and self._thread.is_alive()
 
     @property
+    def idle(self) -> bool:
+        return not self.busy and not self.state.fenced
+
+    @property
     def may_try(self) -> bool:
         state = self.state
         return not self.busy and not state.fenced and time.monotonic() >= state.retry_at
@@ -71,10 +77,10 @@ class Persister:
         self.wait()
         self._guarded(self._write, snapshot)
 
-    def version_of(self, atom: int) -> int | None:
+    def version_of(self, atom: int, census: Census) -> int | None:
         """The version of an atom in the newest base: an equal one need not be copied again."""
         previous = self._writer.previous if self._writer else None
-        if previous is None:
+        if previous is None or previous.census.atoms != census.atoms:
             return None
         if self._versions_of is not previous:
             self._versions = {t.atom: t.version for t in previous.tensors}
@@ -130,6 +136,7 @@ class Persister:
             self.state = msgspec.structs.replace(
                 self.state,
                 failures=failures,
+                failures_total=self.state.failures_total + 1,
                 problem=str(error),
                 retry_at=time.monotonic() + retry_seconds(failures),
                 fenced=isinstance(error, Fenced),

@@ -37,7 +37,7 @@ _POLL_MS_MIN, _POLL_MS_MAX = 1, 16
 _START_OVER_MAX = 5
 _GIVE_UP_IDLES = 10  # a store that fails for this many idle times is not waited for any longer
 
-Waiter = tuple[list[bytes], control.Request]
+Waiter = tuple[list[bytes], control.Request, int]  # and the store's failures when it came
 
 
 class Shadow:
@@ -216,8 +216,9 @@ class Shadow:
 
     @property
     def _drained(self) -> bool:
-        """Everything the trainer sealed has been redone."""
-        return not self.intake.record_waits and not self.intake.gap
+        """Everything the trainer sealed has been redone, also what came since the ring was read."""
+        waits = self.intake.record_waits or self.intake.ring.readable
+        return not waits and not self.intake.gap
 
     # ------------------------------------------------------------------ the store
 
@@ -232,10 +233,13 @@ class Shadow:
             asked = any(
                 isinstance(request, control.AskFlush | control.AskClose)
                 and self.intake.step >= request.step
-                for _, request in self._waiters
+                for _, request, _ in self._waiters
             )
-            last_words = not self._trainer_alive and self._drained
-            self.keeper.persist_if_due(now=asked or last_words, moving=self._trainer_alive)
+            self.keeper.persist_if_due(
+                asked=asked,
+                last_words=not self._trainer_alive and self._drained,
+                moving=self._trainer_alive,
+            )
         if not self._trainer_alive:
             self._go_away_when_idle()
 
@@ -260,10 +264,10 @@ class Shadow:
     def _answer_requests(self) -> None:
         self.descriptors.serve(self._memory_fds())
         while (received := self.control.receive()) is not None:
-            self._waiters.append(received)
+            self._waiters.append((*received, self.persister.state.failures_total))
         self._waiters = [waiter for waiter in self._waiters if not self._answer(*waiter)]
 
-    def _answer(self, route: list[bytes], request: control.Request) -> bool:
+    def _answer(self, route: list[bytes], request: control.Request, failures: int) -> bool:
         """Try to answer; False keeps the request waiting for the next turn."""
         if isinstance(request, control.AskStatus):
             self.control.answer(route, control.Answer(status=self.status()))
@@ -276,7 +280,7 @@ class Shadow:
         elif isinstance(request, control.AskYield):
             return self._answer_yield(route)
         else:
-            return self._answer_durable(route, request)
+            return self._answer_durable(route, request, failures)
         return True
 
     def _answer_yield(self, route: list[bytes]) -> bool:
@@ -308,14 +312,18 @@ class Shadow:
         return [extent.fd for extent in self.replica.extents] + extra
 
     def _answer_durable(
-        self, route: list[bytes], request: control.AskFlush | control.AskClose
+        self, route: list[bytes], request: control.AskFlush | control.AskClose, failures: int
     ) -> bool:
         state = self.persister.state
         if state.durable is not None and state.durable.step >= request.step:
             self.control.answer(route, control.Answer(status=self.status()))
             self._done |= isinstance(request, control.AskClose)
             return True
-        failed = state.problem or (self._problem if self._starts_over > _START_OVER_MAX else "")
+        # only a failure since it was asked is an answer: what failed earlier may have been mended
+        new = state.fenced or state.failures_total > failures
+        failed = (state.problem if new else "") or (
+            self._problem if self._starts_over > _START_OVER_MAX else ""
+        )
         if failed and not self.persister.busy:
             self.control.answer(route, control.Answer(error=failed, status=self.status()))
             return True

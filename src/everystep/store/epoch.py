@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from pathlib import Path
 
 import msgspec
 
-from everystep.errors import StoreError
+from everystep.errors import CorruptData, StoreError
 from everystep.format.base import BaseEntry, BaseIndex, Manifest, Point
 from everystep.store import layout
 from everystep.store.bases import Snapshot, read_index, write_base
@@ -55,12 +56,25 @@ class EpochWriter:
         return None
 
     def retain(self) -> None:
-        """Forget old bases in the manifest first, then remove the files nobody refers to."""
+        """Forget old bases in the manifest first, then remove the files nobody refers to.
+
+        What a killed writer left half written goes too.
+        """
+        check_fence(self._run, self.manifest.epoch)
         candidates = read_lineage(self._run).candidates
         keep, drop = candidates[: self._keep_last], candidates[self._keep_last :]
-        if not drop:
-            return
-        needed = {file.path for c in keep for file in read_index(self._run, c).files}
+        needed: set[str] = set()
+        for candidate in keep:
+            with contextlib.suppress(CorruptData):  # a damaged base needs nothing any more
+                needed |= {file.path for file in read_index(self._run, candidate).files}
+        if drop:
+            self._forget(keep, drop)
+        kept = {layout.base_dir(self._run, c.epoch, c.entry.step) for c in keep}
+        for folder in layout.base_dirs(self._run):
+            if folder not in kept:
+                _remove_unreferenced(self._run, folder, needed)
+
+    def _forget(self, keep: list[Candidate], drop: list[Candidate]) -> None:
         ours = {c.entry.step for c in keep if c.epoch == self.manifest.epoch}
         earlier = tuple(c.point for c in drop if c.epoch != self.manifest.epoch)
         manifest = msgspec.structs.replace(
@@ -70,16 +84,13 @@ class EpochWriter:
         )
         write_manifest(self._run, manifest)
         self.manifest = manifest
-        remove_unreferenced(self._run, drop, needed)
 
 
-def remove_unreferenced(run: Path, drop: list[Candidate], needed: set[str]) -> None:
-    """Remove the files of dropped bases, except those that a kept base refers to."""
-    for candidate in drop:
-        folder = layout.base_dir(run, candidate.epoch, candidate.entry.step)
-        for path in folder.iterdir() if folder.is_dir() else ():
-            if str(path.relative_to(run)) not in needed:
-                path.unlink()
-                crash_point("old_bases_half_removed")
-        if folder.is_dir() and not any(folder.iterdir()):
-            folder.rmdir()
+def _remove_unreferenced(run: Path, folder: Path, needed: set[str]) -> None:
+    """Remove the files of a base that no longer counts, except those that a kept base refers to."""
+    for path in folder.iterdir():
+        if str(path.relative_to(run)) not in needed:
+            path.unlink()
+            crash_point("old_bases_half_removed")
+    if not any(folder.iterdir()):
+        folder.rmdir()

@@ -29,6 +29,11 @@ def base_dir(run: Path, epoch: int, step: int) -> Path:
     return epoch_dir(run, epoch) / "bases" / f"{step:012d}"
 
 
+def base_dirs(run: Path) -> list[Path]:
+    """Folders of bases in every epoch, whether they count or not."""
+    return [path for path in sorted(run.glob("epochs/*/bases/*")) if path.is_dir()]
+
+
 def epoch_numbers(run: Path) -> list[int]:
     """Claimed epochs, newest first."""
     folder = run / "epochs"

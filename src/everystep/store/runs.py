@@ -84,10 +84,25 @@ def claim_epoch(run: Path, continues: Point | None) -> Manifest:
         except FileExistsError:
             continue
         break
-    manifest = Manifest(run_id, number, continues, socket.gethostname(), os.getpid())
+    manifest = Manifest(
+        run_id,
+        number,
+        continues,
+        socket.gethostname(),
+        os.getpid(),
+        ancestors=_ancestors(run, continues),
+    )
     write_manifest(run, manifest)
     sync_dir(run / "epochs")
     return manifest
+
+
+def _ancestors(run: Path, point: Point | None) -> tuple[Point, ...]:
+    try:
+        before = read_manifest(run, point.epoch) if point else None
+    except StoreError:
+        return ()
+    return (before.continues, *before.ancestors) if before and before.continues else ()
 
 
 def write_manifest(run: Path, manifest: Manifest) -> None:
@@ -140,10 +155,9 @@ def read_lineage(run: Path) -> Lineage:
     candidates: list[Candidate] = []
     problems = [problem] if problem else []
     dropped: set[Point] = set()
-    upper: int | None = None  # newest step that counts in the epoch looked at; None: all
-    wanted: int | None = None  # the epoch the one before continues; None: the newest readable
+    limits: dict[int, int] | None = None  # newest step that counts, by epoch; None: no manifest yet
     for number in layout.epoch_numbers(run):
-        if wanted is not None and number > wanted:
+        if limits is not None and number not in limits:
             continue
         try:
             manifest = read_manifest(run, number)
@@ -159,9 +173,11 @@ def read_lineage(run: Path) -> Lineage:
             continue
         dropped |= set(manifest.dropped)
         for entry in reversed(manifest.bases):
-            if (upper is None or entry.step <= upper) and Point(number, entry.step) not in dropped:
+            if (limits is None or entry.step <= limits[number]) and Point(
+                number, entry.step
+            ) not in dropped:
                 candidates.append(Candidate(number, entry))
-        if manifest.continues is None:
-            break
-        wanted, upper = manifest.continues.epoch, manifest.continues.step
+        if limits is None:
+            points = [manifest.continues, *manifest.ancestors] if manifest.continues else []
+            limits = {point.epoch: point.step for point in points}
     return Lineage(run_id, candidates, problems)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import shutil
@@ -20,6 +21,8 @@ from everystep.lane.runtime import ShadowCard
 from everystep.options import Options
 from everystep.recover.find import Found
 from everystep.shadow.spawn import ShadowHandle, start_shadow
+
+log = logging.getLogger("everystep")
 
 
 @dataclass
@@ -77,6 +80,8 @@ def connect(
     predecessor: ShadowCard | None,
 ) -> Connection:
     """Make a ring and start a shadow that reads it. `found` from a shadow's memory is handed on."""
+    facts = read_facts()
+    verdict = survival(facts)
     adopted = found.holding if found else None
     geometry = plan_memory(census, document_bytes, options, adopted is not None)
     memory = SharedMemory.create(geometry.bytes, "ring", options.arena_dir)
@@ -98,8 +103,8 @@ def connect(
             step=step,
             continues=continues,
             adopted=adopted,
-            predecessor=predecessor.pid if predecessor else 0,
-            survival=survival(read_facts()),
+            predecessor=predecessor,
+            survival=verdict,
             durable_every=options.durable_every,
             keep_last=options.keep_last,
             idle_exit=options.idle_exit,
@@ -108,4 +113,15 @@ def connect(
     except BaseException:
         memory.close()
         raise
+    log.log(
+        logging.INFO if verdict.outlives else logging.WARNING,
+        "attached run=%s step=%d shadow=%d ring_bytes=%d replica_bytes=%d available_bytes=%d: %s",
+        run,
+        step,
+        shadow.pid,
+        geometry.bytes,
+        replica_bytes(census),
+        facts.memory_available_bytes,
+        verdict.because,
+    )
     return Connection(ring, shadow, predecessor)

@@ -24,9 +24,10 @@ from everystep.core.cadence import retry_seconds
 from everystep.errors import CaptureTooLarge, EverystepError, LaneTimeout, ShadowLost
 from everystep.format.base import Point
 from everystep.lane.control import Answer, AskClose, AskRetire, AskStatus, Request
+from everystep.lane.retire import retire
 from everystep.lane.runtime import ShadowCard, read_card
 from everystep.options import Options
-from everystep.recover.find import Found, claimed_point, retire
+from everystep.recover.find import Found, claimed_point
 
 log = logging.getLogger("everystep")
 

@@ -57,7 +57,8 @@ class Nursery:
 
     def run(self, job: str, total: int, journal: Path, **options: Any) -> None:
         """A trainer that must end by itself, and well."""
-        code = self.wait(self.start(job, total, journal, **options))
+        # a reference may be thousands of steps: what matters is that there is a bound
+        code = self.wait(self.start(job, total, journal, **options), 10 * WAIT_SECONDS)
         assert code == 0, f"trainer ended with {code}:\n{self.why()}"
 
     def why(self) -> str:

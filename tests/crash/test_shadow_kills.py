@@ -89,7 +89,7 @@ def kill_shadows(runtime: Path, run: Path, chance: random.Random) -> list[tuple[
     return found
 
 
-@pytest.mark.timeout(240 + 20 * KILLS)
+@pytest.mark.timeout(240 + 40 * KILLS)
 def test_killed_shadow_never_stops_training(
     nursery: Nursery, runtime: Path, tmp_path: Path
 ) -> None:

@@ -25,6 +25,22 @@ RunPath = Annotated[Path, typer.Argument(help="The run's directory.", show_defau
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 
 
+def _say_version(wanted: bool) -> None:
+    if wanted:
+        output.console.print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def everystep(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_say_version, is_eager=True, help="Say it and end."),
+    ] = False,
+) -> None:
+    pass
+
+
 @app.command()
 def status(run: RunPath, json: Json = False) -> None:
     """What each fault would cost right now."""
@@ -218,12 +234,6 @@ def bench_verify(
     with output.refusals(json):
         document = verify_speed(int(gigabytes * 1e9))
     output.show(document, json, lambda: [output.pairs("everystep verify", document.items())])
-
-
-@app.command()
-def version() -> None:
-    """The version of everystep."""
-    output.console.print(__version__)
 
 
 def main() -> None:

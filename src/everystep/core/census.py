@@ -58,14 +58,6 @@ class Census(msgspec.Struct, frozen=True):
     exactness: str  # exact | bounded | lossy
     why: str = ""
 
-    def owner_mode(self, atom: int) -> Mode | None:
-        """The strictest mode among the optimizers that own this atom; None if nothing moves it."""
-        modes = {spec.mode for spec in self.optimizers if atom in spec.atoms}
-        for mode in (Mode.LOG, Mode.STATE, Mode.REPLAY):
-            if mode in modes:
-                return mode
-        return None
-
 
 def gradient_layout(census: Census, optimizer: int) -> tuple[tuple[int, ...], int]:
     """Offset of every atom's gradient inside a call's payload when all are present, and its length.

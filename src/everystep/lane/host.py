@@ -34,12 +34,16 @@ def read_facts() -> Facts:
 
 
 def process_start(pid: int) -> int:
-    """Start time of a process in clock ticks: with the pid it names a process for good. 0: gone."""
+    """Start time of a process in clock ticks: with the pid it names a process for good.
+
+    0 if it is gone; one that ended but was not waited for, as in containers without an init, is gone.
+    """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return 0
-    return int(stat.rpartition(")")[2].split()[19])
+    fields = stat.rpartition(")")[2].split()
+    return 0 if fields[0] in "ZX" else int(fields[19])
 
 
 def _meminfo_available() -> int:

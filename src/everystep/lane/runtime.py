@@ -13,6 +13,7 @@ from typing import ClassVar
 import msgspec
 
 from everystep.errors import LaneError, RunBusy
+from everystep.lane.host import process_start
 
 _FOLDER_BYTES_MAX = 85  # a socket's path has 107 bytes, and names go behind the folder
 
@@ -46,15 +47,17 @@ def runtime_dir(run: str) -> Path:
     return base / name
 
 
+def is_alive(card: ShadowCard) -> bool:
+    return process_start(card.pid) == card.start
+
+
 def read_card(folder: Path) -> ShadowCard | None:
     """The card of the run's shadow, if there is a living one."""
-    from everystep.lane.host import process_start
-
     try:
         card = msgspec.json.decode((folder / "shadow.json").read_bytes(), type=ShadowCard)
     except (OSError, msgspec.DecodeError):
         return None
-    return card if process_start(card.pid) == card.start else None
+    return card if is_alive(card) else None
 
 
 def write_card(folder: Path, card: ShadowCard) -> None:

@@ -21,8 +21,7 @@ from everystep.format.base import Point, SessionValues
 from everystep.lane import control
 from everystep.lane.arena import SharedMemory
 from everystep.lane.descriptors import receive_descriptors
-from everystep.lane.host import process_start
-from everystep.lane.runtime import ShadowCard, read_card
+from everystep.lane.runtime import ShadowCard, is_alive, read_card
 from everystep.store import layout
 from everystep.store.bases import BaseReader, read_index
 from everystep.store.runs import Lineage, identify, read_lineage, read_manifest
@@ -146,7 +145,7 @@ def _ask_to_yield(card: ShadowCard) -> control.Answer:
         try:
             return control.ask(card.control, control.AskYield(), timeout_seconds=2)
         except LaneTimeout:
-            if process_start(card.pid) != card.start or time.monotonic() >= deadline:
+            if not is_alive(card) or time.monotonic() >= deadline:
                 raise
 
 
@@ -196,9 +195,3 @@ def claimed_point(run: Path, point: Point | None, step: int) -> Point | None:
             if manifest is not None and manifest.continues == point:
                 return Point(number, step)
     return point
-
-
-def retire(card: ShadowCard) -> None:
-    """Ask a shadow to go away; one that is gone already is fine."""
-    with contextlib.suppress(EverystepError):
-        control.ask(card.control, control.AskRetire(), timeout_seconds=10)

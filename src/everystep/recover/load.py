@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from everystep.core.census import Census, Mode, mismatches
+from everystep.core.dtypes import tensor_bytes
 from everystep.core.events import Call, Edit, Event, SlotValues
 from everystep.errors import ModelMismatch, RecoveryError
 from everystep.format import values
@@ -201,9 +202,8 @@ def _replay_edit(
         index = next(i for i, spec in enumerate(census.optimizers) if spec.key == key)
         state = optimizers[index].state[parameter]
         if name not in state or tuple(state[name].shape) != edit.shape:
-            state[name] = view_tensor(
-                memoryview(bytearray(_bytes_of(edit))), edit.dtype, edit.shape
-            ).to(parameter.device)
+            room = memoryview(bytearray(tensor_bytes(edit.dtype, edit.shape)))
+            state[name] = view_tensor(room, edit.dtype, edit.shape).to(parameter.device)
         target = state[name]
     else:
         target = parameter
@@ -212,12 +212,6 @@ def _replay_edit(
     with torch.no_grad():
         flat = target.view(-1).view(torch.uint8)
         flat[edit.start : edit.start + edit.nbytes].copy_(data)
-
-
-def _bytes_of(edit: Edit) -> int:
-    from everystep.core.dtypes import tensor_bytes
-
-    return tensor_bytes(edit.dtype, edit.shape)
 
 
 def _to_device(value: Any, device: torch.device) -> Any:

@@ -9,6 +9,7 @@ from everystep.core.geometry import Geometry
 from everystep.core.survival import Survival
 from everystep.format.base import Point
 from everystep.lane.control import Holding
+from everystep.lane.runtime import ShadowCard
 
 
 class Opening(msgspec.Struct, frozen=True):
@@ -26,7 +27,7 @@ class Opening(msgspec.Struct, frozen=True):
     step: int
     continues: Point | None
     adopted: Holding | None  # the replica taken over from the shadow before, if any
-    predecessor: int  # pid of the shadow before; 0: none
+    predecessor: ShadowCard | None  # the shadow that speaks for the run until this one can
     survival: Survival
     durable_every: str | int
     keep_last: int

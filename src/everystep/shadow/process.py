@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from everystep.core.census import Mode
-from everystep.errors import EverystepError
 from everystep.format.base import SessionValues
 from everystep.lane import control
 from everystep.lane.arena import SharedMemory
 from everystep.lane.descriptors import DescriptorServer
 from everystep.lane.host import process_start
+from everystep.lane.retire import retire
 from everystep.lane.ring import RingReader
-from everystep.lane.runtime import ShadowCard, read_card, remove_card, write_card
+from everystep.lane.runtime import ShadowCard, is_alive, remove_card, write_card
 from everystep.options import Options, duration_seconds
 from everystep.shadow.intake import Intake
 from everystep.shadow.keeper import Keeper
@@ -70,10 +70,11 @@ class Shadow:
         self._waiters: list[Waiter] = []
         self._trainer_fd = _pidfd(opening.trainer_pid, opening.trainer_start)
         self._trainer_alive = True
-        self._alone = opening.predecessor == 0  # no other shadow speaks for this run
+        self._alone = opening.predecessor is None  # no other shadow speaks for this run
         self._carded = False
         self._yielded = False
         self._terminated = False
+        self._retired = False  # a successor speaks for the run: the card is its business
         self._done = False
         self._idle_since = time.monotonic()
         self._problem = ""
@@ -157,24 +158,17 @@ class Shadow:
             self.intake.ring.say_warm()
 
     def _look_for_predecessor(self) -> None:
+        """Until it is gone, the memory we adopted and the run belong to the shadow before."""
         before = self.opening.predecessor
-        alive = read_card(self._folder)
-        if alive is not None and alive.pid == before:
+        if before is not None and is_alive(before):
             if self._trainer_alive:
-                return
-            if (
-                not self.replica.complete
-            ):  # the one before holds the newest whole state: leave it to it
+                return  # which retires it as soon as we hold the state
+            if not self.replica.complete:  # it holds the newest whole state: leave the run to it
                 self._done = True
                 return
             write_card(self._folder, self._card)  # first: whoever looks now must find one of us
             self._carded = True
-            with contextlib.suppress(EverystepError):
-                control.ask(alive.control, control.AskRetire(), timeout_seconds=5)
-            deadline = time.monotonic() + 5
-            while process_start(before) == alive.start and time.monotonic() < deadline:
-                time.sleep(0.001)
-            return
+            retire(before)
         self._alone = True
 
     def _trainer_gone(self) -> None:
@@ -273,7 +267,7 @@ class Shadow:
             self.control.answer(route, control.Answer(status=self.status()))
         elif isinstance(request, control.AskRetire):
             self.control.answer(route, control.Answer())
-            self._done = True
+            self._done = self._retired = True
         elif isinstance(request, control.AskLeave):
             self.control.answer(route, control.Answer())
             self._trainer_gone()
@@ -348,7 +342,8 @@ class Shadow:
         self._terminated = True
 
     def _leave(self) -> None:
-        remove_card(self._folder, os.getpid())
+        if not self._retired:
+            remove_card(self._folder, os.getpid())
         self.descriptors.close()
         self.control.close()
         Path(self._card.control.removeprefix("ipc://")).unlink(missing_ok=True)

@@ -209,7 +209,8 @@ class Recorder:
         """In a thread of its own: training does not wait for a process to start."""
         try:
             self.point = claimed_point(self.path, self.point, self.step)
-            self._started.append(self._new_connection(live, None, None))
+            # a shadow that still speaks for the run goes when the new one holds the state
+            self._started.append(self._new_connection(live, None, read_card(self._folder)))
         except (OSError, EverystepError) as error:
             self._started.append(
                 error if isinstance(error, EverystepError) else EverystepError(str(error))
@@ -226,10 +227,11 @@ class Recorder:
         assert self.tap is not None
         self.tap.queue_base()
         self.open()
-        log.warning(
-            "reconnected run=%s step=%d shadow=%d", self.path, self.step, started.shadow.pid
-        )
-        self.problem, self._failures = "", 0
+        if self.tap is not None:  # unless the first seal failed again
+            log.warning(
+                "reconnected run=%s step=%d shadow=%d", self.path, self.step, started.shadow.pid
+            )
+            self.problem, self._failures = "", 0
 
     def _lose(self, reason: str) -> None:
         """Stop recording; a new shadow is started after a while."""
@@ -238,6 +240,9 @@ class Recorder:
         self.problem = reason
         self._failures += 1
         self._retry_at = time.monotonic() + retry_seconds(self._failures - 1)
+        if self.connection is not None and self.connection.predecessor is not None:
+            with contextlib.suppress(EverystepError):  # it never took over: nobody needs it
+                self.connection.shadow.ask(AskRetire(), timeout_seconds=2)
         self.drop()
 
     def drop(self) -> None:
@@ -286,9 +291,15 @@ class Recorder:
             self._look_after_shadow()
         if self.tap is not None and not self.tap.opened:
             self.tap.seal(self.step, rng=self.tap.opening_rng)
+        deadline = time.monotonic() + _WAIT_SECONDS
         while self.tap is not None and not (self.tap.flowing and self.tap.base_is_sent):
             if self.connection is None or not self.connection.shadow.alive:
                 raise ShadowLost(f"close {self.path}: the shadow died")
+            if time.monotonic() > deadline:
+                raise LaneTimeout(
+                    f"close {self.path}: the shadow took no base in {_WAIT_SECONDS:g} s",
+                    hint="everystep status tells what it holds",
+                )
             time.sleep(0.01)
             self.tap.seal(self.step)
         self.wait_for_successor()

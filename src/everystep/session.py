@@ -17,9 +17,9 @@ from everystep.capture.rng import restore_rng
 from everystep.capture.state import UserState
 from everystep.core.census import Mode
 from everystep.core.status import summary
-from everystep.errors import EverystepError, NothingToRecover, UsageError
-from everystep.lane.control import AskFlush, AskLeave, AskStatus, ask
-from everystep.lane.runtime import TrainerLock, read_card, runtime_dir
+from everystep.errors import EverystepError, NothingToRecover, RunBusy, UsageError
+from everystep.lane.control import AskFlush, AskLeave, AskStatus
+from everystep.lane.runtime import TrainerLock, runtime_dir
 from everystep.options import Options, resolve
 from everystep.recorder import Recorder
 from everystep.recover.find import Found, find_newest
@@ -61,9 +61,28 @@ def restore(
     """Load the newest step (or a retained one) without attaching; returns the step loaded."""
     path = Path(run).absolute()
     folder = runtime_dir(str(path))
-    found, _ = find_newest(path, folder if _trainer_is_gone(folder) else None, step)
-    if found is None:
-        raise NothingToRecover(f"restore {path}: no valid base", hint="everystep verify tells why")
+    try:  # nobody may attach to, and train on, the memory that is read here
+        lock: TrainerLock | None = TrainerLock(folder, str(path))
+    except RunBusy:
+        lock = None
+    try:
+        found, _ = find_newest(path, folder if lock else None, step)
+        if found is None:
+            raise NothingToRecover(
+                f"restore {path}: no valid base", hint="everystep verify tells why"
+            )
+        try:
+            return _load_without_attaching(found, model, optimizer, path)
+        finally:
+            found.close()
+    finally:
+        if lock is not None:
+            lock.close()
+
+
+def _load_without_attaching(
+    found: Found, model: Models, optimizer: Optimizers | None, path: Path
+) -> int:
     if found.tail_steps and optimizer is None:
         raise UsageError(
             f"restore {path}: the newest {found.tail_steps} steps are a log of gradients",
@@ -71,7 +90,6 @@ def restore(
         )
     live = take_census(model, optimizer if optimizer is not None else {})
     load_point(found, live, path, optimizers=optimizer is not None)
-    found.close()
     return found.point.step
 
 
@@ -109,6 +127,7 @@ class Run:
         self.path = path
         self._step_when_disabled = 0
         self._recorder: Recorder | None = None
+        self._lock: TrainerLock | None = None
         self._looping = False
         self._rewound = False  # the turn of the loop in which rewind was called is void
         self._closed = False
@@ -120,12 +139,11 @@ class Run:
             folder = runtime_dir(str(path))
             self._lock = TrainerLock(folder, str(path))
             try:
-                recorder = Recorder(path, folder, options, model, optimizer, self._user_state)
-                self._begin(recorder, folder)
+                self._recorder = Recorder(path, folder, options, model, optimizer, self._user_state)
+                self._begin(self._recorder, folder)
             except BaseException:
-                self._lock.close()
+                self._end(failed=True)
                 raise
-            self._recorder = recorder
 
     def _begin(self, recorder: Recorder, folder: Path) -> None:
         """Find the newest point, load it, and connect to a shadow that goes on from it."""
@@ -135,11 +153,13 @@ class Run:
         if found is None:
             recorder.connect(live, predecessor=card)
             return
-        live = self._load(recorder, live, found)
-        # a shadow's memory is handed on only if it describes exactly what is trained now
-        whole = found if found.holding and found.census == live.census else None
-        recorder.connect(live, found=whole, predecessor=card, opening_rng=found.session.rng)
-        found.close()
+        try:
+            live = self._load(recorder, live, found)
+            # a shadow's memory is handed on only if it describes exactly what is trained now
+            whole = found if found.holding and found.census == live.census else None
+            recorder.connect(live, found=whole, predecessor=card, opening_rng=found.session.rng)
+        finally:
+            found.close()
         for problem in found.problems:
             warnings.warn(f"everystep: {problem}", stacklevel=4)
         log.info(
@@ -217,6 +237,12 @@ class Run:
         self.resume()
         if self._recorder is not None:
             self._recorder.wait_for_successor()
+            tap = self._recorder.tap
+            if tap is not None and not (tap.flowing and tap.base_is_sent):
+                raise EverystepError(
+                    f"flush {self.path}: step {self.step} is not in the shadow yet",
+                    hint="it is being based anew; train a few steps more, then flush",
+                )
             answer = self._recorder.ask(AskFlush(self.step), timeout_seconds)
             if answer.error:
                 raise EverystepError(
@@ -261,6 +287,7 @@ class Run:
                 f"rewind {self.path} to step {step}: its base is damaged",
                 hint="everystep verify lists the steps that are left",
             )
+        recorder.wait_for_successor()
         predecessor = recorder.card()
         recorder.drop()
         live = self._load(recorder, recorder.census(), found)
@@ -291,19 +318,26 @@ class Run:
         recorder = self._recorder
         if self._closed or recorder is None:
             self._closed = True
+            if self._lock is not None:
+                self._lock.close()
             return
         try:
             if failed:  # an unfinished step does not count; the shadow keeps the one before
+                if recorder.tap is not None:
+                    recorder.tap.remove()  # copies under way land before the shadow is told
                 with contextlib.suppress(EverystepError):
                     recorder.ask(AskLeave(), 5)
             else:
                 if recorder.tap is not None and recorder.tap.calls:
                     self._seal()
                 recorder.guarded(recorder.finish)()
+                if recorder.problem:
+                    warnings.warn(f"everystep: {self.path}: {recorder.problem}", stacklevel=3)
         finally:
             self._closed = True
             recorder.abandon()
-            self._lock.close()
+            if self._lock is not None:
+                self._lock.close()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -334,17 +368,6 @@ class _Steps:
         if not self._turn_open:
             raise StopIteration
         return run.step
-
-
-def _trainer_is_gone(folder: Path) -> bool:
-    """Whether a living shadow has no trainer any more, so that its memory stands still."""
-    card = read_card(folder)
-    if card is None:
-        return False
-    try:
-        return ask(card.control, AskStatus(), timeout_seconds=5).status.get("trainer_pid") is None
-    except EverystepError:
-        return False
 
 
 def _refuse_many_ranks() -> None:

@@ -127,8 +127,10 @@ def check_against_reference(nursery, tmp_path, events, found, run) -> None:  # t
         e for e in reference if e["kind"] == "final"
     ]
     digests = {e["step"]: e["digest"] for e in steps} | {0: Job("everything").digest()}
-    assert all(digest == digests[step] for step, digest in found)
-    assert [step for step, _ in found] == sorted(step for step, _ in found), "durable went back"
+    wrong = [number for number, (step, digest) in enumerate(found) if digest != digests[step]]
+    restored_steps = [step for step, _ in found]
+    assert not wrong, f"restores {wrong} of steps {restored_steps} are no state that training had"
+    assert restored_steps == sorted(restored_steps), f"durable went back: {restored_steps}"
     assert restored(run, "everything") == (len(steps), digests[len(steps)])
 
 

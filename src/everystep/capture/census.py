@@ -25,13 +25,12 @@ class LiveCensus:
     census: Census
     tensors: list[torch.Tensor]
     optimizers: list[torch.optim.Optimizer]
-    atom_of: dict[int, int]  # id of a parameter -> atom
     homes: dict[int, tuple[torch.nn.Module, str]]  # where an atom that no optimizer moves lives
 
     def follow(self) -> bool:
-        """Look where `module.buffer = tensor` put new tensors; True if the census is no longer true."""
+        """Look where `module.name = tensor` put new tensors; True if the census is no longer true."""
         for atom, (module, name) in self.homes.items():
-            now = module._buffers.get(name)
+            now = module._buffers.get(name, module._parameters.get(name))
             if now is self.tensors[atom]:
                 continue
             if now is None or (now.dtype, now.shape) != (
@@ -54,13 +53,15 @@ def take_census(models: Models, optimizers: Optimizers) -> LiveCensus:
     specs = [_optimizer_spec(key, live, atom_of) for key, live in named.items()]
     exactness, why = _exactness(specs, tensors)
     census = Census(tuple(atoms), tuple(specs), exactness, why)
-    return LiveCensus(census, tensors, list(named.values()), atom_of, _homes(models, atom_of))
+    moved = {atom for spec in specs for atom in spec.atoms}
+    homes = {a: home for a, home in _homes(models, atom_of).items() if a not in moved}
+    return LiveCensus(census, tensors, list(named.values()), homes)
 
 
 def has_grown(live: LiveCensus) -> bool:
-    """True once `add_param_group`, or a tensor of another shape, made the census untrue."""
+    """True once `add_param_group`, or a tensor of another shape or type, made the census untrue."""
     for atom, tensor in zip(live.census.atoms, live.tensors, strict=True):
-        if atom.shape != tensor.shape:
+        if (atom.shape, atom.dtype) != (tensor.shape, dtype_name(tensor, atom.name)):
             return True
     for spec, optimizer in zip(live.census.optimizers, live.optimizers, strict=True):
         if len(spec.groups) != len(optimizer.param_groups):
@@ -112,7 +113,7 @@ def _homes(models: Models, atom_of: dict[int, int]) -> dict[int, tuple[torch.nn.
         atom_of[id(tensor)]: (module, name)
         for model in named.values()
         for module in model.modules()
-        for name, tensor in module._buffers.items()
+        for name, tensor in (*module._parameters.items(), *module._buffers.items())
         if tensor is not None
     }
 

@@ -104,6 +104,7 @@ class Copier:
             for stream in self._streams.values():
                 stream.synchronize()
             torch.cuda.cudart().cudaHostUnregister(self._bytes.data_ptr())
+            self._registered = False
 
 
 def _register(memory: torch.Tensor) -> bool:

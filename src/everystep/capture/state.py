@@ -61,7 +61,8 @@ class UserState:
 def _state_of(member: Any) -> Any:
     """None for a loader that has not begun: asking would make its iterator before the user does."""
     begun = getattr(member, "_iterator", member) is not None
-    return member.state_dict() if begun or member.next_iter_state is not None else None
+    waiting = getattr(member, "next_iter_state", member) is not None
+    return member.state_dict() if begun or waiting else None
 
 
 def _check_member(name: str, member: Any) -> None:

@@ -79,7 +79,11 @@ class Tap:
         for index, optimizer in enumerate(self.live.optimizers):
             self._pre_handles.append(self._register_pre(index, optimizer))
             after = partial(self._guard(self._after_step), index)
-            self._handles.append(optimizer.register_step_post_hook(lambda *_, run=after: run()))
+            handle = optimizer.register_step_post_hook(lambda *_, run=after: run())
+            # first: what other post-hooks do to the weights is an edit, not the step
+            hooks: Any = optimizer._optimizer_step_post_hooks
+            hooks.move_to_end(handle.id, last=False)
+            self._handles.append(handle)
 
     def _register_pre(self, index: int, optimizer: torch.optim.Optimizer) -> Any:
         before = partial(self._guard(self._before_step), index)
@@ -230,6 +234,8 @@ class Tap:
         if requested is None or requested:
             self.rebases += 1
             self.queue_base(requested)
+            for atom in range(len(self.versions)) if requested is None else requested:
+                self.versions[atom] = step  # the store may hold what the shadow had wrong
         for index, spec in enumerate(self.live.census.optimizers):
             if self._watch.lost_slots(index):
                 self._resend.update(spec.atoms)

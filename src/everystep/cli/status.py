@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from pathlib import Path
 from typing import Any
 
 from everystep.core.status import summary
-from everystep.errors import EverystepError, NotARun
+from everystep.errors import EverystepError, NotARun, StoreError
 from everystep.lane.control import AskStatus, ask
 from everystep.lane.runtime import read_card, runtime_dir
+from everystep.store.bases import read_index
 from everystep.store.runs import identify, read_lineage
 
 
@@ -18,11 +18,19 @@ def run_status(run: Path) -> dict[str, Any]:
     """The document behind `everystep status`; the same as `run.status()` without the trainer's part."""
     card = read_card(runtime_dir(str(run)))
     document: dict[str, Any] = {"run": str(run)}
-    if card is not None:
-        with contextlib.suppress(EverystepError):
-            document |= ask(card.control, AskStatus(), timeout_seconds=5).status
-    if "health" not in document:
+    if card is None:
         document |= _from_store(run)
+    else:
+        try:
+            document |= ask(card.control, AskStatus(), timeout_seconds=5).status
+        except EverystepError as error:
+            silent = f"shadow {card.pid} lives but does not answer: {error}"
+            document |= {
+                **_from_store(run),
+                "pid": card.pid,
+                "health": "degraded",
+                "problem": silent,
+            }
     return {"summary": summary(document), **document}
 
 
@@ -31,6 +39,12 @@ def _from_store(run: Path) -> dict[str, Any]:
         raise NotARun(f"status of {run}: there is no run", hint="check the path")
     lineage = read_lineage(run)
     newest = lineage.candidates[0] if lineage.candidates else None
+    problems = list(lineage.problems)
+    exactness = None
+    try:
+        exactness = read_index(run, newest).census.exactness if newest else None
+    except StoreError as error:
+        problems.append(str(error))
     return {
         "pid": None,
         "trainer_pid": None,
@@ -38,7 +52,7 @@ def _from_store(run: Path) -> dict[str, Any]:
         "durable_step": newest.entry.step if newest else None,
         "durable_age_seconds": time.time() - newest.entry.time if newest else None,
         "epoch": newest.epoch if newest else None,
-        "exactness": "exact" if newest else None,
-        "health": "degraded" if lineage.problems else "ok",
-        "problem": "; ".join(lineage.problems),
+        "exactness": exactness,
+        "health": "degraded" if problems else "ok",
+        "problem": "; ".join(problems),
     }

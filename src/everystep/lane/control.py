@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import zmq
@@ -80,9 +80,6 @@ class Answer(msgspec.Struct, frozen=True):
     error: str = ""
     status: dict[str, Any] = {}
     holding: Holding | None = None
-
-
-T = TypeVar("T")
 
 
 class ControlServer:

@@ -128,8 +128,6 @@ class Entry(NamedTuple):
     flags: int
     step: int
     events: list[Event]
-    document: bytes
-    checksum: int
     payload: memoryview
 
     @property
@@ -161,8 +159,6 @@ class RingReader(_Ring):
             header.flags,
             header.step,
             events,
-            document,
-            header.document_checksum,
             payload,
         )
 
@@ -183,6 +179,10 @@ class RingReader(_Ring):
     def release(self, ticket: int) -> None:
         """Free every slot up to and including this ticket's."""
         self._set(fmt.RING_RELEASED_AT, ticket + 1)
+
+    def release_read(self) -> None:
+        """Free every slot that has been read."""
+        self._set(fmt.RING_RELEASED_AT, self._next)
 
     def say_replayed(self, step: int) -> None:
         self._set(fmt.RING_REPLAYED_STEP_AT, step)

@@ -78,8 +78,9 @@ def find_newest(
         problems += lineage.problems
     if found is not None:
         newest = lineage.candidates[0].entry.step if lineage.candidates else -1
-        if found and (found.point.step == step or (step is None and found.point.step >= newest)):
+        if found.point.step == step or (step is None and found.point.step >= newest):
             return found, card
+        found.close()
     return _from_store(run, lineage, problems, step), card
 
 

@@ -50,7 +50,8 @@ class Intake:
         self._records: deque[list[_Held]] = deque()  # whole records, not yet redone
         self._log_atoms = {a for s in census.optimizers if s.mode is Mode.LOG for a in s.atoms}
         self._fold_asked = False
-        self._gap_ticket = -1
+        self._arriving: set[int] = set()  # atoms whose base was read but not yet applied
+        self._skipping = False
 
     @property
     def step(self) -> int:
@@ -86,16 +87,24 @@ class Intake:
         if entry.flags & FLAG_GAP:
             self._held.clear()
             self.gap = True
-            self._gap_ticket = entry.ticket
+            return
+        if self._skipping:  # the rest of a record whose beginning was given up
+            self._skipping = not entry.sealed
             return
         for event in entry.events:
-            if isinstance(event, Edit) and not self.replica.based[event.atom]:
-                # no base yet, so nothing consistent to disturb: take the bytes at once
+            if isinstance(event, Rebase):
+                self._arriving.update(event.atoms)
+            elif isinstance(event, Edit) and not self._has_base(event.atom):
+                # nothing consistent to disturb: take the bytes at once
                 self.replica.write(event, entry.payload)
         self._held.append(_Held(entry, True))
         if entry.sealed:
             self._records.append(self._held)
             self._held = []
+
+    def _has_base(self, atom: int) -> bool:
+        """Whether an atom is based, or will be by a record that is here but not yet redone."""
+        return self.replica.based[atom] or atom in self._arriving
 
     def _can_redo(self, record: list[_Held]) -> bool:
         """Only optimizer calls need torch; a base can be taken in while torch still loads."""
@@ -107,9 +116,11 @@ class Intake:
 
     def forget(self) -> None:
         """Start over: the trainer will send everything again."""
-        if self.gap:
-            self.ring.release(self._gap_ticket)
+        self._skipping = bool(self._held) and not self.gap
         self.gap = False
+        self.ring.release_read()
+        self._arriving.clear()
+        self._fold_asked = False
         self._held.clear()
         self._records.clear()
         self.tail.clear()
@@ -187,6 +198,7 @@ class Intake:
                 del self.replica.values[key]
             self.replica.versions[atom] = version
             self.replica.based[atom] = True
+            self._arriving.discard(atom)
             self.drifted.discard(atom)
             self._slots_changed(atom)
         if self._log_atoms & set(rebase.atoms):
@@ -247,6 +259,7 @@ class Intake:
             log.warning("replica_drifted step=%d atoms=%d first=%s", seal.step, len(wrong), names)
             self.repairs += len(wrong)
             self.drifted.update(wrong)
+            self._fold_asked = False  # one request replaces the other: a fold is asked for again
             self.ring.request_atoms(wrong)
 
     def session_values(self) -> SessionValues:

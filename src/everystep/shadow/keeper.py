@@ -49,6 +49,8 @@ class Keeper:
             durable_step=state.durable.step if state.durable else None,
             seconds_since_base=time.time() - state.durable_time,
         )
+        if self._intake.drifted and moving and not asked:
+            return  # the repair is under way: do not write what is known to be wrong
         failed = bool(state.problem)  # what failed is tried until it is done
         if self.has_news and (asked or last_words or due or failed):
             copy = moving and self._can_afford_copy()

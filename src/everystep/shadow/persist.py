@@ -27,7 +27,6 @@ class PersistState(msgspec.Struct):
     durable: Point | None = None
     durable_time: float = 0.0
     bytes_written: int = 0
-    bases_written: int = 0
     failures: int = 0  # since the last success
     failures_total: int = 0
     retry_at: float = 0.0
@@ -120,7 +119,6 @@ class Persister:
             durable=Point(self._writer.manifest.epoch, entry.step),
             durable_time=entry.time,
             bytes_written=self.state.bytes_written + entry.new_bytes,
-            bases_written=self.state.bases_written + 1,
             failures=0,
             problem="",
         )

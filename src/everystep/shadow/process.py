@@ -163,8 +163,9 @@ class Shadow:
         if before is not None and is_alive(before):
             if self._trainer_alive:
                 return  # which retires it as soon as we hold the state
-            if not self.replica.complete:  # it holds the newest whole state: leave the run to it
-                self._done = True
+            if not self.replica.complete:
+                # what is in the ring may still complete us; if not, leave the run to it
+                self._done = self._drained
                 return
             write_card(self._folder, self._card)  # first: whoever looks now must find one of us
             self._carded = True

@@ -13,7 +13,8 @@ import msgspec
 import xxhash
 
 from everystep.core.census import Census
-from everystep.errors import CorruptData, UnknownVersion
+from everystep.core.dtypes import ELEMENT_TYPES
+from everystep.errors import CorruptData
 from everystep.format.base import (
     CHUNK_BYTES,
     BaseEntry,
@@ -123,7 +124,7 @@ def _write_tensors(
     run: Path, path: Path, part: list[SnapshotTensor], census: Census, files: list[StoredFile]
 ) -> list[StoredTensor]:
     # widest elements first keeps every tensor aligned, as safetensors asks for
-    part = sorted(part, key=lambda t: -len(t.data) % 64)
+    part = sorted(part, key=lambda t: -ELEMENT_TYPES[t.dtype].bytes)
     header = safetensors_header(
         [(_tensor_name(census, t), t.dtype, t.shape, len(t.data)) for t in part]
     )
@@ -157,10 +158,7 @@ def read_index(run: Path, candidate: Candidate) -> BaseIndex:
         data = path.read_bytes()
     except OSError as error:
         raise CorruptData(f"read {path}: {error.strerror}") from error
-    try:
-        index = unpack_document("base", data, BaseIndex, str(path))
-    except UnknownVersion:
-        raise
+    index = unpack_document("base", data, BaseIndex, str(path))
     if xxhash.xxh3_128_hexdigest(data) != candidate.entry.digest:
         raise CorruptData(f"read {path}: it is not the index that the manifest names")
     return index

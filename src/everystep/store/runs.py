@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import time
@@ -56,6 +57,9 @@ def create_run(run: Path) -> RunDocument:
     document = read_run(run)
     if document is None:
         run.mkdir(parents=True, exist_ok=True)
+        for parent in run.parents:  # the names of those just made must be durable too
+            with contextlib.suppress(PermissionError):
+                sync_dir(parent)
         created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         data = pack_document("run", RunDocument(uuid.uuid4().hex, created))
         temporary = run / f"{layout.TEMPORARY_PREFIX}run-{os.getpid()}"

@@ -1,0 +1,109 @@
+"""The shadow's intake, fed by hand: reading ahead must never change what an earlier step looked like."""
+
+from __future__ import annotations
+
+from everystep.core.census import Atom, Census
+from everystep.core.events import Edit, Event, Rebase, Seal
+from everystep.core.geometry import SLOT_HEADER_BYTES, Geometry
+from everystep.format.base import SessionValues
+from everystep.format.slot import FLAG_GAP, FLAG_SEALED, pack_events
+from everystep.lane.arena import SharedMemory
+from everystep.lane.ring import RingReader, RingWriter
+from everystep.shadow.intake import Intake
+from everystep.shadow.replica import Replica
+
+CENSUS = Census((Atom("running_mean", "float32", (2,), buffer=True),), (), "exact")
+GEOMETRY = Geometry(slots=8, slot_bytes=4096)
+
+
+class Bench:
+    """A ring with both ends in one process."""
+
+    def __init__(self) -> None:
+        memory = SharedMemory.create(GEOMETRY.bytes, "test")
+        self.writer = RingWriter(memory, GEOMETRY, nonce=5)
+        replica = Replica(CENSUS, None)
+        replica.reserve_values()
+        empty = SessionValues(0, b"", b"", (), ())
+        self.intake = Intake(CENSUS, RingReader(memory, GEOMETRY), replica, empty)
+
+    def publish(self, events: list[Event], payload: bytes = b"", flags: int = 0, step: int = 0) -> None:
+        ticket = self.writer.take()
+        assert ticket is not None
+        start = self.writer.slot_at(ticket) + SLOT_HEADER_BYTES
+        self.writer.memory.view[start : start + len(payload)] = payload
+        document, checksum = pack_events(events)
+        self.writer.publish(
+            ticket,
+            flags=flags,
+            step=step,
+            payload_bytes=len(payload),
+            document=document,
+            checksum=checksum,
+        )
+        self.writer.commit_device(ticket)
+
+    def seal(self, step: int, after: int, *events: Event, payload: bytes = b"") -> None:
+        seal = Seal(step, after, b"rng", b"", (), {}, 0)
+        self.publish([*events, seal], payload, FLAG_SEALED, step)
+
+    @property
+    def value(self) -> bytes:
+        return bytes(self.intake.replica.view((0, "")))
+
+
+def edit() -> Edit:
+    return Edit(0, "", "float32", (2,), 0, 8, 0)
+
+
+def test_an_edit_read_ahead_waits_for_the_base_before_it() -> None:
+    bench = Bench()
+    bench.seal(1, 0, edit(), Rebase((0,), (1,)), payload=b"state at")
+    bench.seal(2, 1, edit(), payload=b"later on")
+    assert bench.intake.take(may_apply=True)
+    assert bench.intake.step == 1 and bench.intake.sealed_step == 2
+    assert bench.value == b"state at", "the base of step 1 already shows step 2"
+    assert bench.intake.take(may_apply=True)
+    assert bench.intake.step == 2 and bench.value == b"later on"
+
+
+def test_an_unsealed_record_changes_nothing() -> None:
+    bench = Bench()
+    bench.seal(1, 0, edit(), Rebase((0,), (1,)), payload=b"state at")
+    bench.publish([edit()], b"not real", step=2)
+    while bench.intake.take(may_apply=True):
+        pass
+    bench.intake.drop_unsealed()
+    assert bench.intake.step == 1 and bench.value == b"state at"
+    assert bench.writer.free == GEOMETRY.slots
+
+
+def test_after_forgetting_every_slot_is_free_and_a_begun_record_is_skipped() -> None:
+    bench = Bench()
+    bench.seal(1, 0, edit(), Rebase((0,), (1,)), payload=b"state at")
+    bench.publish([edit()], b"first pt", step=2)
+    while bench.intake.take(may_apply=True):
+        pass
+    bench.intake.forget()
+    assert bench.writer.free == GEOMETRY.slots
+    assert bench.writer.requested_atoms() is None
+    bench.seal(2, 1, Rebase((0,), (2,)))  # the end of the record that was given up
+    bench.seal(3, 2, edit(), Rebase((0,), (3,)), payload=b"based ag")
+    while bench.intake.take(may_apply=True):
+        pass
+    assert bench.intake.step == 3 and bench.intake.whole and bench.value == b"based ag"
+
+
+def test_a_gap_is_told_and_the_next_base_counts() -> None:
+    bench = Bench()
+    bench.seal(1, 0, edit(), Rebase((0,), (1,)), payload=b"state at")
+    bench.publish([], flags=FLAG_GAP)
+    while bench.intake.take(may_apply=True):
+        pass
+    assert bench.intake.gap and bench.intake.whole, "what came before the gap is still whole"
+    bench.intake.forget()
+    assert not bench.intake.whole
+    bench.seal(9, 8, edit(), Rebase((0,), (9,)), payload=b"based ag")
+    while bench.intake.take(may_apply=True):
+        pass
+    assert bench.intake.step == 9 and bench.value == b"based ag"

@@ -162,3 +162,26 @@ def _swap(how: str, model: nn.Module, average: list[torch.Tensor]) -> None:
             kept = p.data.clone()
             p.data.copy_(average[i])
             average[i].copy_(kept)
+
+
+def test_a_post_hook_older_than_attach_edits_too(tmp_path: Path) -> None:
+    """What a user's post-hook does to the weights is not what the optimizer did."""
+    torch.manual_seed(0)
+    model = nn.Linear(6, 4)
+    optimizer = optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+
+    def clamp(*_: object) -> None:
+        for parameter in model.parameters():
+            parameter.data.clamp_(-0.1, 0.1)
+
+    optimizer.register_step_post_hook(clamp)
+    with everystep.attach(model, optimizer, run=tmp_path / "run") as run:
+        for _ in run.steps(5):
+            model(torch.randn(3, 6)).pow(2).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        run.flush()
+        assert run.status()["repairs"] == 0
+    stored = everystep.open_run(tmp_path / "run").tensors()
+    assert stored["weight"].tobytes() == model.weight.detach().numpy().tobytes()
+    assert abs(stored["weight"]).max() <= 0.1

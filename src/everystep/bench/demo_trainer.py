@@ -21,7 +21,7 @@ import everystep
 from everystep.bench.chargpt import CharGPT, Text
 from everystep.replay.tensors import raw_bytes
 
-BATCH, CONTEXT = 16, 128
+BATCH, CONTEXT = 32, 128
 
 
 class Job(msgspec.Struct, frozen=True):

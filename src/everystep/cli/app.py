@@ -206,7 +206,7 @@ def doctor(json: Json = False) -> None:
 @app.command()
 def demo(
     json: Json = False,
-    steps: Annotated[int, typer.Option(help="Steps of each training.")] = 120,
+    steps: Annotated[int, typer.Option(help="Steps of each training.")] = 80,
     kills: Annotated[int, typer.Option(help="How often the trainer is killed with kill -9.")] = 5,
     seed: Annotated[int | None, typer.Option(help="Of the instants of the kills.")] = None,
 ) -> None:

@@ -9,7 +9,7 @@ import torch
 from everystep.core.census import Census, gradient_layout
 from everystep.core.events import Call, unpack_presence
 from everystep.format import values
-from everystep.replay.optimizers import on_cpu
+from everystep.replay.optimizers import on_cpu, prefer_multi_tensor
 from everystep.replay.tensors import unpack, view_tensor
 
 
@@ -20,15 +20,18 @@ def apply_call(
     census: Census,
     payload: memoryview,
     skip: Callable[[int], bool] = lambda atom: False,
+    quickly: bool = False,
 ) -> list[int]:
     """Step `optimizer` with the gradients and scalars of `call`; returns the atoms it moved.
 
     `skip` names atoms that have no base yet: to the optimizer they look like parameters without
-    a gradient.
+    a gradient. `quickly` takes the multi-tensor code where it gives the same bits.
     """
     spec = census.optimizers[call.optimizer]
     offsets, _ = gradient_layout(census, call.optimizer)
     set_groups(optimizer, call.groups)
+    if quickly:
+        prefer_multi_tensor(optimizer)
     moved = []
     present = unpack_presence(call.presence, len(spec.atoms))
     for atom, offset, there, parameter in zip(

@@ -64,6 +64,18 @@ def rebuild(
     return built
 
 
+def prefer_multi_tensor(optimizer: torch.optim.Optimizer) -> None:
+    """On the CPU torch's single- and multi-tensor code of these give the same bits (the exactness tests
+    and the fingerprints of every run check it), and the latter spends far less time in Python."""
+    if type(optimizer).__name__ not in ("SGD", "Adam", "AdamW"):
+        return
+    for group in optimizer.param_groups:
+        plain = not any(group.get(name) for name in ("fused", "differentiable", "capturable"))
+        numbers = (group["lr"], *group.get("betas", ()))
+        if plain and not any(isinstance(number, torch.Tensor) for number in numbers):
+            group["foreach"] = True
+
+
 def on_cpu(values: dict[str, Any]) -> dict[str, Any]:
     """Group values as a CPU optimizer takes them: `capturable` exists for CUDA graphs only."""
     return {**values, "capturable": False} if values.get("capturable") else values

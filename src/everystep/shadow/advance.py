@@ -39,6 +39,7 @@ class Advance:
             self._census,
             payload,
             skip=lambda atom: not self._replica.based[atom],
+            quickly=True,
         )
         self._adopt_slots(call.optimizer, optimizer, moved)
         return moved

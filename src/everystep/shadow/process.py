@@ -33,7 +33,7 @@ from everystep.shadow.report import describe_intake, describe_store
 log = logging.getLogger(__name__)
 
 _BATCH = 64  # entries between two looks at the control channel
-_POLL_MS_MIN, _POLL_MS_MAX = 1, 16
+_POLL_MS_MIN, _POLL_MS_MAX = 2, 50
 _START_OVER_MAX = 5
 _GIVE_UP_IDLES = 10  # a store that fails for this many idle times is not waited for any longer
 

@@ -16,7 +16,7 @@ def main() -> None:
     opening = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Opening)
     if os.fork():
         os._exit(0)  # the trainer's child ends here; the shadow belongs to init, not to the trainer
-    os.nice(5)
+    os.nice(15)
     logging.basicConfig(
         level=logging.INFO,
         format="%(asctime)s %(levelname)s %(name)s %(message)s",

@@ -27,7 +27,9 @@ class Bench:
         empty = SessionValues(0, b"", b"", (), ())
         self.intake = Intake(CENSUS, RingReader(memory, GEOMETRY), replica, empty)
 
-    def publish(self, events: list[Event], payload: bytes = b"", flags: int = 0, step: int = 0) -> None:
+    def publish(
+        self, events: list[Event], payload: bytes = b"", flags: int = 0, step: int = 0
+    ) -> None:
         ticket = self.writer.take()
         assert ticket is not None
         start = self.writer.slot_at(ticket) + SLOT_HEADER_BYTES

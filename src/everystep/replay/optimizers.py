@@ -65,12 +65,14 @@ def rebuild(
 
 
 def prefer_multi_tensor(optimizer: torch.optim.Optimizer) -> None:
-    """On the CPU torch's single- and multi-tensor code of these give the same bits (the exactness tests
-    and the fingerprints of every run check it), and the latter spends far less time in Python."""
+    """On the CPU torch's single- and multi-tensor code of these give the same bits in float32 (not in
+    bfloat16; the exactness tests and the fingerprints of every run check it), and the latter spends far
+    less time in Python."""
     if type(optimizer).__name__ not in ("SGD", "Adam", "AdamW"):
         return
     for group in optimizer.param_groups:
         plain = not any(group.get(name) for name in ("fused", "differentiable", "capturable"))
+        plain &= all(parameter.dtype is torch.float32 for parameter in group["params"])
         numbers = (group["lr"], *group.get("betas", ()))
         if plain and not any(isinstance(number, torch.Tensor) for number in numbers):
             group["foreach"] = True

@@ -87,7 +87,10 @@ def test_shadow_that_dies_while_it_is_asked(
     (pid,) = shadows(runtime)
     newest = check_losses(journal)[0]
     wait_until(
-        lambda: run.exists() and everystep.open_run(run).steps[-1:] >= [newest - 1], "last words"
+        lambda: (
+            (run / "everystep.json").exists() and everystep.open_run(run).steps[-1:] >= [newest - 1]
+        ),
+        "last words",
     )
     os.kill(pid, signal.SIGSTOP)
     answers: list[Found | None] = []

@@ -80,6 +80,7 @@ class Shadow:
         self._problem = ""
         self._starts_over = 0
         self._replay_module: Any = None
+        self._import_failure: Exception | None = None
         self._poll_ms = _POLL_MS_MIN
 
     def _take_over(self) -> None:
@@ -149,6 +150,8 @@ class Shadow:
             self._trainer_gone()
         if not self._alone:
             self._look_for_predecessor()
+        if self._import_failure is not None:
+            raise self._import_failure
         if self._alone and not self._carded:
             write_card(self._folder, self._card)
             self._carded = True
@@ -179,9 +182,12 @@ class Shadow:
         self._idle_since = time.monotonic()
 
     def _import_replay(self) -> None:
-        module = importlib.import_module("everystep.shadow.advance")
-        module.torch.set_num_threads(max(1, (os.cpu_count() or 1) // 4))
-        self._replay_module = module
+        try:
+            module = importlib.import_module("everystep.shadow.advance")
+            module.torch.set_num_threads(max(1, (os.cpu_count() or 1) // 4))
+            self._replay_module = module
+        except Exception as error:  # noqa: BLE001 — raised again where the main loop sees it
+            self._import_failure = error
 
     @property
     def _ready_to_replay(self) -> bool:

@@ -24,7 +24,6 @@ from everystep.core.cadence import retry_seconds
 from everystep.errors import CaptureTooLarge, EverystepError, LaneTimeout, ShadowLost
 from everystep.format.base import Point
 from everystep.lane.control import Answer, AskClose, AskRetire, AskStatus, Request
-from everystep.lane.retire import retire
 from everystep.lane.runtime import ShadowCard, read_card
 from everystep.options import Options
 from everystep.recover.find import Found, claimed_point
@@ -84,8 +83,6 @@ class Recorder:
         if found is None:
             self.tap.queue_base()
             self.tap.send_base()
-        elif predecessor is not None:
-            self._retire_predecessor()
 
     def _new_connection(
         self, live: LiveCensus, found: Found | None, predecessor: ShadowCard | None
@@ -121,12 +118,6 @@ class Recorder:
         card = read_card(self._folder)
         ours = self.connection.shadow.pid if self.connection else 0
         return card if card is not None and card.pid == ours else None
-
-    def _retire_predecessor(self) -> None:
-        """The new shadow holds the state: the one before may go."""
-        if self.connection is not None and self.connection.predecessor is not None:
-            retire(self.connection.predecessor)
-            self.connection.predecessor = None
 
     def _waiting_rule(self, connection: Connection) -> Callable[[float], bool]:
         """May the tap wait for a slot? While the shadow starts, or if the user prefers to lose nothing."""
@@ -182,9 +173,9 @@ class Recorder:
         if self.connection is not None and self.connection.shadow.alive:
             epoch = self.ask(AskStatus(), 30).status.get("epoch")
             self.point = Point(epoch, self.step) if epoch else self.point
-            if predecessor is None:  # ours never took over: the one before it still speaks
-                predecessor = self.connection.predecessor
-                self.ask(AskRetire(), 30)
+            if predecessor is None:  # unless it takes over now, the one before it still speaks
+                refused = self.ask(AskRetire(unless_speaking=True), 30).error
+                predecessor = self.card() if refused else self.connection.predecessor
         self.drop()
         live = self.census()
         self.versions = [self.step] * len(live.tensors)
@@ -192,13 +183,11 @@ class Recorder:
         self.open()
 
     def _look_after_shadow(self) -> None:
-        """Is it alive, is a new one ready, may the one before go?"""
+        """Is it alive, is a new one ready?"""
         if self.connection is not None:
             if not self.connection.shadow.alive:
                 self._lose(f"shadow {self.connection.shadow.pid} is gone")
                 self._retry_at = 0.0
-            elif self.connection.predecessor is not None and self.connection.ring.replayed_step:
-                self._retire_predecessor()
         elif self._started:
             self._welcome(self._started.pop())
         elif self._starter is None and time.monotonic() >= self._retry_at:
@@ -241,8 +230,8 @@ class Recorder:
         self._failures += 1
         self._retry_at = time.monotonic() + retry_seconds(self._failures - 1)
         if self.connection is not None and self.connection.predecessor is not None:
-            with contextlib.suppress(EverystepError):  # it never took over: nobody needs it
-                self.connection.shadow.ask(AskRetire(), timeout_seconds=2)
+            with contextlib.suppress(EverystepError):  # before it took over nobody needs it
+                self.connection.shadow.ask(AskRetire(unless_speaking=True), timeout_seconds=2)
         self.drop()
 
     def drop(self) -> None:
@@ -312,17 +301,14 @@ class Recorder:
     def wait_for_successor(self) -> None:
         """The shadow before speaks for the run until the new one holds its state."""
         deadline = time.monotonic() + _WAIT_SECONDS
-        while self.connection is not None and self.connection.predecessor is not None:
+        while self.connection is not None and self.card() is None:
             if not self.connection.shadow.alive:
                 raise ShadowLost(f"run {self.path}: the new shadow died before it held the state")
             if time.monotonic() > deadline:
                 raise LaneTimeout(
                     f"run {self.path}: the new shadow did not hold the state in {_WAIT_SECONDS:g} s"
                 )
-            if self.connection.ring.replayed_step:
-                self._retire_predecessor()
-            else:
-                time.sleep(0.01)
+            time.sleep(0.01)
 
     def abandon(self) -> None:
         """Let go of everything, a shadow that is just starting included."""

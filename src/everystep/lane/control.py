@@ -27,8 +27,17 @@ class AskYield(msgspec.Struct, frozen=True, tag="yield"):
     """Replay what there is, stop changing the replica, and say where everything lies."""
 
 
+class AskDefer(msgspec.Struct, frozen=True, tag="defer"):
+    """A successor has started: yield to nobody while it lives, it may hold newer steps."""
+
+    pid: int
+    start: int
+
+
 class AskRetire(msgspec.Struct, frozen=True, tag="retire"):
-    """Another shadow holds the replica now: go away, write nothing."""
+    """Another shadow holds the state: go away, write nothing."""
+
+    unless_speaking: bool = False  # refused by a shadow that has taken over the run meanwhile
 
 
 class AskClose(msgspec.Struct, frozen=True, tag="close"):
@@ -41,7 +50,7 @@ class AskLeave(msgspec.Struct, frozen=True, tag="leave"):
     """The trainer stops but may come back: the same as if it had died."""
 
 
-Request = AskStatus | AskFlush | AskYield | AskRetire | AskClose | AskLeave
+Request = AskStatus | AskFlush | AskYield | AskDefer | AskRetire | AskClose | AskLeave
 
 
 class Place(msgspec.Struct, frozen=True):

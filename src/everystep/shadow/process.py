@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from everystep.core.census import Mode
+from everystep.errors import EverystepError
 from everystep.format.base import SessionValues
 from everystep.lane import control
 from everystep.lane.arena import SharedMemory
@@ -34,6 +35,7 @@ log = logging.getLogger(__name__)
 
 _BATCH = 64  # entries between two looks at the control channel
 _POLL_MS_MIN, _POLL_MS_MAX = 2, 50
+_ANNOUNCE_SECONDS = 5.0
 _START_OVER_MAX = 5
 _GIVE_UP_IDLES = 10  # a store that fails for this many idle times is not waited for any longer
 
@@ -71,9 +73,9 @@ class Shadow:
         self._trainer_fd = _pidfd(opening.trainer_pid, opening.trainer_start)
         self._trainer_alive = True
         self._alone = opening.predecessor is None  # no other shadow speaks for this run
-        self._carded = False
         self._yielded = False
         self._terminated = False
+        self._successor: control.AskDefer | None = None
         self._retired = False  # a successor speaks for the run: the card is its business
         self._done = False
         self._idle_since = time.monotonic()
@@ -103,6 +105,7 @@ class Shadow:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         if any(spec.mode is Mode.REPLAY for spec in self.opening.census.optimizers):
             threading.Thread(target=self._import_replay, daemon=True).start()
+        self._announce()
         os.write(self.opening.ready_fd, str(os.getpid()).encode())
         os.close(self.opening.ready_fd)
         try:
@@ -112,6 +115,16 @@ class Shadow:
                 self._wait(0 if busy else self._poll_ms)
         finally:
             self._leave()
+
+    def _announce(self) -> None:
+        """Whoever comes back for the run must not pass over this shadow, if it dies this moment."""
+        before = self.opening.predecessor
+        if before is None:
+            write_card(self._folder, self._card)
+        elif is_alive(before):
+            me = control.AskDefer(self._card.pid, self._card.start)
+            with contextlib.suppress(EverystepError):
+                control.ask(before.control, me, timeout_seconds=_ANNOUNCE_SECONDS)
 
     def _tick(self) -> bool:
         try:
@@ -152,9 +165,6 @@ class Shadow:
             self._look_for_predecessor()
         if self._import_failure is not None:
             raise self._import_failure
-        if self._alone and not self._carded:
-            write_card(self._folder, self._card)
-            self._carded = True
         if self._replay_module is not None and self.intake.advance is None:
             self.intake.advance = self._replay_module.Advance(self.opening.census, self.replica)
         if self._ready_to_replay:
@@ -163,15 +173,13 @@ class Shadow:
     def _look_for_predecessor(self) -> None:
         """Until it is gone, the memory we adopted and the run belong to the shadow before."""
         before = self.opening.predecessor
-        if before is not None and is_alive(before):
-            if self._trainer_alive:
-                return  # which retires it as soon as we hold the state
-            if not self.replica.complete:
-                # what is in the ring may still complete us; if not, leave the run to it
-                self._done = self._drained
-                return
-            write_card(self._folder, self._card)  # first: whoever looks now must find one of us
-            self._carded = True
+        lives = before is not None and is_alive(before)
+        if lives and not self.intake.whole:
+            # what is in the ring may still complete us; if not, leave the run to it
+            self._done |= not self._trainer_alive and self._drained
+            return
+        write_card(self._folder, self._card)  # first: whoever looks now must find one of us
+        if before is not None:
             retire(before)
         self._alone = True
 
@@ -273,8 +281,10 @@ class Shadow:
         if isinstance(request, control.AskStatus):
             self.control.answer(route, control.Answer(status=self.status()))
         elif isinstance(request, control.AskRetire):
+            self._answer_retire(route, request)
+        elif isinstance(request, control.AskDefer):
+            self._successor = request
             self.control.answer(route, control.Answer())
-            self._done = self._retired = True
         elif isinstance(request, control.AskLeave):
             self.control.answer(route, control.Answer())
             self._trainer_gone()
@@ -284,8 +294,15 @@ class Shadow:
             return self._answer_durable(route, request, failures)
         return True
 
+    def _answer_retire(self, route: list[bytes], request: control.AskRetire) -> None:
+        if request.unless_speaking and self._alone:
+            self.control.answer(route, control.Answer(error="this shadow speaks for the run"))
+            return
+        self.control.answer(route, control.Answer())
+        self._done = self._retired = True
+
     def _answer_yield(self, route: list[bytes]) -> bool:
-        if not self._drained:
+        if not self._drained or self._succeeded:
             return False
         if not self.intake.whole:
             answer = control.Answer(error="this shadow holds no complete state")
@@ -294,6 +311,12 @@ class Shadow:
             answer = control.Answer(holding=self._holding())
         self.control.answer(route, answer)
         return True
+
+    @property
+    def _succeeded(self) -> bool:
+        """A successor lives: it retires us as soon as it holds the state, or leaves it to us."""
+        heir = self._successor
+        return heir is not None and process_start(heir.pid) == heir.start
 
     def _holding(self) -> control.Holding:
         tail = b"".join(data for _, data in self.intake.tail)

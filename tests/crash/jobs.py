@@ -169,16 +169,17 @@ def train(name: str, total: int, journal: Path, run: Path | None = None, **optio
         out.write("resumed", step=live.step, source=live.status()["resumed_from"])
         for step in live.steps(total):
             one(step)
+            # not at a step without an optimizer call: it would be left to be done again
             if stop_file is not None and Path(stop_file).exists() and not job.skipped:
-                break  # at a step without an optimizer call it would be left to be done again
-        out.write("status", **_settled(live))
+                if _is_well(live, stop_file):
+                    break
+        status = live.status()
+        out.write("status", let_go=status["records_let_go"], health=status["health"])
     out.write("final", **job.final())
     return job
 
 
-def _settled(live: everystep.Run) -> dict[str, Any]:
-    """The status at the end; a shadow that was lost a moment ago is given time to come back."""
-    deadline = time.monotonic() + 60
-    while (status := live.status())["health"] != "ok" and time.monotonic() < deadline:
-        time.sleep(0.1)
-    return {"let_go": status["records_let_go"], "health": status["health"]}
+def _is_well(live: everystep.Run, asked_to_stop: Path) -> bool:
+    """A shadow that was lost a moment ago is given a minute of steps to come back: seals bring it."""
+    waited = time.time() - Path(asked_to_stop).stat().st_mtime
+    return live.status()["health"] == "ok" or waited > 60

@@ -3,6 +3,7 @@ for the run, and whoever comes back gets the one that holds the newer steps."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -90,9 +91,11 @@ def _wait_until_it_could_answer(folder: Path) -> None:
 
 
 def _stopped_shadows() -> list[int]:
+    home = f"EVERYSTEP_RUNTIME_DIR={os.environ['EVERYSTEP_RUNTIME_DIR']}".encode()
     stopped = []
     for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and b"everystep.shadow" in (entry / "cmdline").read_bytes():
-            state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
-            stopped += [int(entry.name)] if state == "T" else []
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and home in (entry / "environ").read_bytes().split(b"\0"):
+                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+                stopped += [int(entry.name)] if state == "T" else []
     return stopped

@@ -169,10 +169,10 @@ def train(name: str, total: int, journal: Path, run: Path | None = None, **optio
         out.write("resumed", step=live.step, source=live.status()["resumed_from"])
         for step in live.steps(total):
             one(step)
+            stopping = stop_file is not None and Path(stop_file).exists()
             # not at a step without an optimizer call: it would be left to be done again
-            if stop_file is not None and Path(stop_file).exists() and not job.skipped:
-                if _is_well(live, stop_file):
-                    break
+            if stopping and not job.skipped and _is_well(live, stop_file):
+                break
         status = live.status()
         out.write("status", let_go=status["records_let_go"], health=status["health"])
     out.write("final", **job.final())

@@ -14,6 +14,7 @@ import xxhash
 
 from everystep.format.base import CHUNK_BYTES
 from everystep.store.layout import TEMPORARY_PREFIX
+from everystep.store.stream import StreamWriter
 
 CRASH_POINTS = (
     "base_begun",
@@ -37,17 +38,16 @@ def crash_point(name: str) -> None:
 def write_blocks(path: Path, blocks: Iterable[bytes | memoryview]) -> tuple[int, tuple[str, ...]]:
     """Stream blocks into a new file, sync it, and return its length and chunk checksums."""
     digests: list[str] = []
-    chunk, filled, total = xxhash.xxh3_64(), 0, 0
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    chunk, filled = xxhash.xxh3_64(), 0
+    writer = StreamWriter(path)
     try:
         for block in blocks:
             view = memoryview(block).cast("B")
             while len(view):
                 part = view[: CHUNK_BYTES - filled]
-                _write_all(fd, part)
+                writer.append(part)
                 chunk.update(part)
                 filled += len(part)
-                total += len(part)
                 view = view[len(part) :]
                 if filled == CHUNK_BYTES:
                     digests.append(chunk.hexdigest())
@@ -56,10 +56,10 @@ def write_blocks(path: Path, blocks: Iterable[bytes | memoryview]) -> tuple[int,
         if filled:
             digests.append(chunk.hexdigest())
         crash_point("data_written")
-        os.fsync(fd)
+        writer.finish()
     finally:
-        os.close(fd)
-    return total, tuple(digests)
+        writer.close()
+    return writer.bytes, tuple(digests)
 
 
 def write_document(path: Path, data: bytes) -> None:

@@ -108,6 +108,21 @@ class RingWriter(_Ring):
         view[start : start + len(header)] = header
         self._set(start + fmt.SLOT_HOST_WORD_AT, fmt.commit_word(self.nonce, ticket))
 
+    def void(self, tickets: Iterable[int]) -> None:
+        """Turn published slots whose device word is not there yet into gaps: nothing was read."""
+        for ticket in tickets:
+            at = self.slot_at(ticket)
+            header = fmt.unpack_slot_header(self.memory.view[at : at + SLOT_HEADER_BYTES])
+            empty, checksum = fmt.pack_events([])
+            self.publish(
+                ticket,
+                flags=fmt.FLAG_GAP,
+                step=header.step,
+                payload_bytes=0,
+                document=empty,
+                checksum=checksum,
+            )
+
     def requested_atoms(self) -> list[int] | None:
         """Atoms the shadow wants to be based anew; None means all of them, [] none."""
         request = self._get(fmt.RING_REQUEST_AT)

@@ -28,12 +28,13 @@ class Keeper:
     @property
     def holds_still(self) -> bool:
         """The writer reads the replica itself: nothing may change until it is done."""
-        return self._writes_in_place and self._persister.busy
+        persister = self._persister
+        return persister.copying or (self._writes_in_place and persister.busy)
 
     def write_now(self) -> None:
         """Make the newest state durable before anything else happens."""
         if self.has_news:
-            self._persister.write_now(self._snapshot(copy=False))
+            self._persister.write_now(self._snapshot())
 
     def persist_if_due(self, *, asked: bool, last_words: bool, moving: bool) -> None:
         """Start a write if one is due. While records still move the replica, a copy is written."""
@@ -55,7 +56,7 @@ class Keeper:
         if self.has_news and (asked or last_words or due or failed):
             copy = moving and self._can_afford_copy()
             self._writes_in_place = not copy
-            self._persister.start(self._snapshot(copy=copy))
+            self._persister.start(self._snapshot(), copy=copy)
 
     def _changed(self, atom: int) -> bool:
         replica = self._intake.replica
@@ -66,16 +67,15 @@ class Keeper:
         changed = sum(place.bytes for place in places if self._changed(place.atom))
         return changed < read_facts().memory_available_bytes // 2
 
-    def _snapshot(self, *, copy: bool) -> Snapshot:
-        """The state as it is; bytes that the store already has need no copy."""
+    def _snapshot(self) -> Snapshot:
+        """The state as it is: views of the replica's own memory."""
         replica = self._intake.replica
-        tensors = []
-        for (atom, slot), place in replica.places.items():
-            view = replica.view((atom, slot))
-            if copy and self._changed(atom):
-                view = memoryview(bytes(view))
-            version = replica.versions[atom]
-            tensors.append(SnapshotTensor(atom, slot, place.dtype, place.shape, version, view))
+        tensors = [
+            SnapshotTensor(
+                atom, slot, p.dtype, p.shape, replica.versions[atom], replica.view((atom, slot))
+            )
+            for (atom, slot), p in replica.places.items()
+        ]
         return Snapshot(
             step=self._intake.step,
             census=replica.census,

@@ -192,7 +192,7 @@ class Shadow:
     def _import_replay(self) -> None:
         try:
             module = importlib.import_module("everystep.shadow.advance")
-            module.torch.set_num_threads(max(1, (os.cpu_count() or 1) // 4))
+            module.torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // 2))
             self._replay_module = module
         except Exception as error:  # noqa: BLE001 — raised again where the main loop sees it
             self._import_failure = error

@@ -18,6 +18,12 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd])")
 class Options:
     """The dials of `attach`; docs in README, the list is frozen by a test."""
 
+    every: str | int = 1
+    """1 records every step; a number of steps or a duration takes a base that often, without a log."""
+    log: bool = True
+    """False sends the state itself at every step instead of the gradients it was made from."""
+    overhead_budget_percent: float = 0.5
+    """How much training may be slowed down while a base is taken; the base takes more steps instead."""
     durable_every: str | int = "10m"
     """How often the shadow writes a base to the store: a duration ("10m") or a number of steps."""
     on_lag: Literal["drop", "wait"] = "drop"
@@ -36,10 +42,12 @@ class Options:
     def __post_init__(self) -> None:
         _one_of("on_lag", self.on_lag, ("drop", "wait"))
         _one_of("on_failure", self.on_failure, ("warn", "raise"))
-        if isinstance(self.durable_every, str):
-            duration_seconds("durable_every", self.durable_every)
-        elif self.durable_every < 1:
-            raise OptionsError(f"option durable_every: {self.durable_every} steps, expected >= 1")
+        _steps_or_duration("every", self.every)
+        _steps_or_duration("durable_every", self.durable_every)
+        if not 0 < self.overhead_budget_percent <= 100:
+            raise OptionsError(
+                f"option overhead_budget_percent: {self.overhead_budget_percent}, expected 0 to 100"
+            )
         duration_seconds("idle_exit", self.idle_exit)
         if self.keep_last < 1:
             raise OptionsError(f"option keep_last: {self.keep_last}, expected >= 1")
@@ -58,10 +66,22 @@ def resolve(given: Mapping[str, Any], environment: Mapping[str, str] = os.enviro
     for name in known - {"enabled"}:
         text = environment.get(f"EVERYSTEP_{name.upper()}")
         if text is not None:
-            values[name] = int(text) if text.isdigit() else text
+            values[name] = _from_text(name, text)
     if environment.get("EVERYSTEP_DISABLE", "") not in ("", "0"):
         values["enabled"] = False
     return Options(**{**values, **given})
+
+
+def _from_text(name: str, text: str) -> Any:
+    """An option's value as an environment variable says it."""
+    if name == "log":
+        return text not in ("0", "false", "no")
+    if name == "overhead_budget_percent":
+        try:
+            return float(text)
+        except ValueError:
+            raise OptionsError(f"option {name}: {text!r} is not a number") from None
+    return int(text) if text.isdigit() else text
 
 
 def duration_seconds(name: str, text: str) -> float:
@@ -72,6 +92,13 @@ def duration_seconds(name: str, text: str) -> float:
             f"option {name}: {text!r} is not a duration", hint='write "30s", "10m" or "2h"'
         )
     return float(match[1]) * _UNITS_SECONDS[match[2]]
+
+
+def _steps_or_duration(name: str, value: str | int) -> None:
+    if isinstance(value, str):
+        duration_seconds(name, value)
+    elif value < 1:
+        raise OptionsError(f"option {name}: {value} steps, expected >= 1")
 
 
 def _one_of(name: str, value: object, choices: tuple[str, ...]) -> None:

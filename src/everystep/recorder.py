@@ -20,7 +20,7 @@ from everystep.capture.rng import capture_rng
 from everystep.capture.state import UserState
 from everystep.capture.tap import Tap
 from everystep.connection import Connection, connect
-from everystep.core.cadence import retry_seconds
+from everystep.core.cadence import Rest, retry_seconds
 from everystep.errors import CaptureTooLarge, EverystepError, LaneTimeout, ShadowLost
 from everystep.format.base import Point
 from everystep.lane.control import Answer, AskClose, AskRetire, AskStatus, Request
@@ -58,16 +58,23 @@ class Recorder:
         self._models, self._optimizers = models, optimizers
         self._user_state = user_state
         self._document_bytes = len(user_state.collect()) + _DOCUMENT_SLACK_BYTES
+        self._rest = Rest(options.every)
         self._failures = 0
         self._retry_at = 0.0
         self._starter: threading.Thread | None = None
         self._started: list[Connection | EverystepError] = []
-        self._past = {"records_let_go": 0, "rebases": 0, "edits": 0, "stall_seconds": 0.0}
+        self._past: dict[str, Any] = {
+            "records_let_go": 0,
+            "rebases": 0,
+            "edits": 0,
+            "stall_seconds": 0.0,
+            "device_stall_seconds": 0.0,
+        }
 
     # ------------------------------------------------------------------ connecting
 
     def census(self) -> LiveCensus:
-        return take_census(self._models, self._optimizers)
+        return take_census(self._models, self._optimizers, log=self._options.log)
 
     def connect(
         self,
@@ -81,7 +88,7 @@ class Recorder:
         self._use(self._new_connection(live, found, predecessor), live, opening_rng)
         assert self.tap is not None
         if found is None:
-            self.tap.queue_base()
+            self.tap.states.queue_base()
             self.tap.send_base()
 
     def _new_connection(
@@ -109,6 +116,8 @@ class Recorder:
             versions=self.versions,
             guard=self.guarded,
             may_wait=self._waiting_rule(connection),
+            rest=self._rest,
+            budget_percent=self._options.overhead_budget_percent,
         )
         self.tap.opening_rng = opening_rng or capture_rng()
         self.tap.install()
@@ -214,7 +223,7 @@ class Recorder:
         self.versions = [self.step] * len(live.tensors)
         self._use(started, live, None)
         assert self.tap is not None
-        self.tap.queue_base()
+        self.tap.states.queue_base()
         self.open()
         if self.tap is not None:  # unless the first seal failed again
             log.warning(
@@ -251,10 +260,18 @@ class Recorder:
         now = {
             "records_let_go": self.tap.dropped,
             "rebases": self.tap.rebases,
-            "edits": self.tap.edits,
+            "edits": self.tap.states.edits,
             "stall_seconds": self.tap.outbox.stall_seconds,
+            "device_stall_seconds": self.tap.copier.stall_seconds,
         }
         return {name: self._past[name] + now[name] for name in now}
+
+    @property
+    def mode(self) -> tuple[str, str]:
+        """What happens to this run's steps just now, and why."""
+        if self.tap is None:
+            return "not recording", self.problem or "a shadow is being started"
+        return self.tap.mode
 
     # ------------------------------------------------------------------ asking and ending
 
@@ -278,25 +295,42 @@ class Recorder:
         if self.connection is None and self._starter is not None:
             self._starter.join()
             self._look_after_shadow()
-        if self.tap is not None and not self.tap.opened:
-            self.tap.seal(self.step, rng=self.tap.opening_rng)
-        deadline = time.monotonic() + _WAIT_SECONDS
-        while self.tap is not None and not (self.tap.flowing and self.tap.base_is_sent):
-            if self.connection is None or not self.connection.shadow.alive:
-                raise ShadowLost(f"close {self.path}: the shadow died")
-            if time.monotonic() > deadline:
-                raise LaneTimeout(
-                    f"close {self.path}: the shadow took no base in {_WAIT_SECONDS:g} s",
-                    hint="everystep status tells what it holds",
-                )
-            time.sleep(0.01)
-            self.tap.seal(self.step)
-        self.wait_for_successor()
+        self.bring_shadow_up_to_date("close")
         answer = self.ask(AskClose(self.step), _DURABLE_SECONDS)
         if answer.error:
             raise EverystepError(f"close {self.path} at step {self.step}: {answer.error}")
         if self.connection is not None:
             self.connection.shadow.wait_gone(10)
+
+    def bring_shadow_up_to_date(self, operation: str) -> None:
+        """Return when everything sealed so far is in the ring: what is left of a base goes now."""
+        if self.tap is not None:
+            if not self.tap.opened:
+                self.tap.seal(self.step, rng=self.tap.opening_rng)
+            with self.tap.awake():
+                self._send_base(operation)
+            self.tap.land()
+        self.wait_for_successor()
+
+    def _send_base(self, operation: str) -> None:
+        """Seal the same step again until a base of it has been sent."""
+        deadline = time.monotonic() + _WAIT_SECONDS
+        while self.tap is not None and not (self.tap.flowing and self.tap.base_is_sent):
+            if self.connection is None or not self.connection.shadow.alive:
+                raise ShadowLost(f"{operation} {self.path}: the shadow died")
+            if self.tap.calls:
+                raise EverystepError(
+                    f"{operation} {self.path}: step {self.step} is being based anew, and the next one "
+                    "has begun",
+                    hint="flush between two steps",
+                )
+            if time.monotonic() > deadline:
+                raise LaneTimeout(
+                    f"{operation} {self.path}: the shadow took no base in {_WAIT_SECONDS:g} s",
+                    hint="everystep status tells what it holds",
+                )
+            time.sleep(0.01)
+            self.tap.seal(self.step)
 
     def wait_for_successor(self) -> None:
         """The shadow before speaks for the run until the new one holds its state."""

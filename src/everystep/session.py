@@ -236,13 +236,7 @@ class Run:
         """Return once the newest sealed step is durable in the store."""
         self.resume()
         if self._recorder is not None:
-            self._recorder.wait_for_successor()
-            tap = self._recorder.tap
-            if tap is not None and not (tap.flowing and tap.base_is_sent):
-                raise EverystepError(
-                    f"flush {self.path}: step {self.step} is not in the shadow yet",
-                    hint="it is being based anew; train a few steps more, then flush",
-                )
+            self._recorder.bring_shadow_up_to_date("flush")
             answer = self._recorder.ask(AskFlush(self.step), timeout_seconds)
             if answer.error:
                 raise EverystepError(
@@ -267,7 +261,12 @@ class Run:
             document |= {"health": "degraded", "problem": str(error), "shadow_step": None}
         if recorder.problem:
             document |= {"health": "degraded", "problem": recorder.problem}
+        mode, why = recorder.mode
+        at = document.get("shadow_step")
         document |= {
+            "mode": mode,
+            "mode_why": why,
+            "lag_steps": None if at is None else self.step - at,
             "resumed_from": self._resumed_from,
             **recorder.figures(),
             "state_dict_seconds_total": self._user_state.seconds_total,

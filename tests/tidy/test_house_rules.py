@@ -28,6 +28,9 @@ def test_public_names_are_frozen() -> None:
 
 def test_options_are_frozen() -> None:
     assert [field.name for field in fields(Options)] == [
+        "every",
+        "log",
+        "overhead_budget_percent",
         "durable_every",
         "on_lag",
         "on_failure",

@@ -113,8 +113,15 @@ def test_ring_shrinks_with_memory_and_refuses_when_there_is_none() -> None:
 
 
 def test_gradients_keep_their_place_and_alignment() -> None:
-    offsets, size = gradient_layout(census((3,), (16,), (1,)), 0)
-    assert offsets == (0, 64, 128) and size == 192
+    layout = gradient_layout(census((3,), (16,), (1,)), 0)
+    assert layout == ((0, 64, 128), 192, 192)
+
+
+def test_small_gradients_lie_together() -> None:
+    """One copy moves them all, whatever lies between them in the model."""
+    layout = gradient_layout(census((3,), (1 << 20,), (16,), (1 << 17,)), 0)
+    assert layout.offsets == (0, 128, 64, 128 + (4 << 20))
+    assert layout.packed_bytes == 128 and layout.bytes == 128 + (4 << 20) + (512 << 10)
 
 
 def test_presence_bits() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,10 @@ class LiveCensus:
     tensors: list[torch.Tensor]
     optimizers: list[torch.optim.Optimizer]
     homes: dict[int, tuple[torch.nn.Module, str]]  # where an atom that no optimizer moves lives
+    models: tuple[torch.nn.Module, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.kinds = [(t.dtype, t.shape) for t in self.tensors]
 
     def follow(self) -> bool:
         """Look where `module.name = tensor` put new tensors; True if the census is no longer true."""
@@ -46,23 +50,43 @@ class LiveCensus:
         return dict(self.optimizers[optimizer].state.get(self.tensors[atom], {}))
 
 
-def take_census(models: Models, optimizers: Optimizers) -> LiveCensus:
+def take_census(models: Models, optimizers: Optimizers, *, log: bool = True) -> LiveCensus:
+    """`log=False`: no optimizer's steps are logged, state is sent instead."""
     atoms, tensors = _atoms(models)
     atom_of = {id(t): i for i, t in enumerate(tensors)}
     named = dict(optimizers) if isinstance(optimizers, Mapping) else {"": optimizers}
-    specs = [_optimizer_spec(key, live, atom_of) for key, live in named.items()]
+    specs = [_optimizer_spec(key, live, atom_of, log) for key, live in named.items()]
     exactness, why = _exactness(specs, tensors)
     census = Census(tuple(atoms), tuple(specs), exactness, why)
     moved = {atom for spec in specs for atom in spec.atoms}
     homes = {a: home for a, home in _homes(models, atom_of).items() if a not in moved}
-    return LiveCensus(census, tensors, list(named.values()), homes)
+    given = tuple(models.values()) if isinstance(models, Mapping) else (models,)
+    return LiveCensus(census, tensors, list(named.values()), homes, given)
+
+
+def release_modules(models: Iterable[torch.nn.Module], count: int) -> list[torch.nn.Module]:
+    """Modules spread over a forward; none inside compiled code, where a hook would break the graph."""
+    found: dict[int, torch.nn.Module] = {}
+
+    def visit(module: torch.nn.Module) -> None:
+        compiled = hasattr(module, "_orig_mod") or module._compiled_call_impl is not None
+        if next(module.parameters(recurse=False), None) is not None or compiled:
+            found.setdefault(id(module), module)
+        if not compiled:
+            for child in module.children():
+                visit(child)
+
+    for model in models:
+        visit(model)
+    owners = list(found.values())
+    spread = min(count, len(owners))
+    return [owners[i * len(owners) // spread] for i in range(spread)]
 
 
 def has_grown(live: LiveCensus) -> bool:
     """True once `add_param_group`, or a tensor of another shape or type, made the census untrue."""
-    for atom, tensor in zip(live.census.atoms, live.tensors, strict=True):
-        if (atom.shape, atom.dtype) != (tensor.shape, dtype_name(tensor, atom.name)):
-            return True
+    if [(t.dtype, t.shape) for t in live.tensors] != live.kinds:
+        return True
     for spec, optimizer in zip(live.census.optimizers, live.optimizers, strict=True):
         if len(spec.groups) != len(optimizer.param_groups):
             return True
@@ -127,7 +151,7 @@ def _refuse_collisions(names: list[list[str]]) -> None:
 
 
 def _optimizer_spec(
-    key: str, optimizer: torch.optim.Optimizer, atom_of: dict[int, int]
+    key: str, optimizer: torch.optim.Optimizer, atom_of: dict[int, int], log: bool
 ) -> OptimizerSpec:
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise UsageError(f"attach: optimizer {key!r} is a {type(optimizer).__name__}")
@@ -145,7 +169,7 @@ def _optimizer_spec(
     if not any(groups):
         raise UsageError(f"attach: optimizer {key or type(optimizer).__name__!r} has no parameters")
     path = class_path(optimizer)
-    mode, why = mode_of(path)
+    mode, why = mode_of(path) if log else (Mode.STATE, "log=False: its state is sent as it is")
     return OptimizerSpec(key, path, mode, tuple(groups), why)
 
 

@@ -1,18 +1,58 @@
-"""Moves tensor bytes into the ring: at once from the CPU, on side streams from GPUs.
+"""Moves tensor bytes into the ring: at once from the CPU, through side streams from GPUs.
 
-On a GPU the host never waits: copies are queued behind the work that made the data, the compute
-stream waits on the device until they are done (so that `step()` may rewrite a gradient), and the last
-operation of the side stream writes the slot's commit word.
+Two kinds of sources need care on a side stream. *Gradients* are kept alive until their copy is done
+(`release`). *State* does not change between a seal and the next step, so it is copied meanwhile, and
+the slot it lies in is committed only when it is known that nobody changed it (`settle`).
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 
+from everystep.capture.side import STAGING_BYTES, Side, close_sides, open_sides
+from everystep.core.census import PACKED_BYTES_MAX, GradientLayout, align
 from everystep.format.slot import SLOT_DEVICE_WORD_AT, commit_word
 from everystep.lane.ring import RingWriter
+
+_PART_BYTES = 64 << 20  # gradients are let go in parts of about this size
+_PARTS_MAX = 8
+
+Gradients = Sequence[torch.Tensor | None]
+
+
+class _Hold(NamedTuple):
+    side: Side
+    mark: Any
+    gradients: list[torch.Tensor]
+
+
+class _Piece(NamedTuple):
+    target: torch.Tensor
+    source: torch.Tensor
+    stays: bool  # the source does not change before the next step
+
+
+class _Pack(NamedTuple):
+    """Small gradients that one copy moves: where they lie in the payload, and in the staging."""
+
+    members: list[int]
+    start: int
+    bytes: int
+    views: list[torch.Tensor]
+
+
+@dataclass
+class _Route:
+    """How one optimizer's gradients travel."""
+
+    side: Side | None
+    packs: list[_Pack]
+    parts: list[list[int]]
 
 
 class Copier:
@@ -21,93 +61,257 @@ class Copier:
     def __init__(self, ring: RingWriter, devices: set[torch.device]) -> None:
         self._ring = ring
         self._bytes = torch.frombuffer(ring.memory.map, dtype=torch.uint8)
-        self._streams = {d: torch.cuda.Stream(d) for d in devices if d.type == "cuda"}
-        self._words = {d: torch.empty(1, dtype=torch.int64, device=d) for d in self._streams}
+        self.sides = open_sides(self._bytes, devices)
         self._views: dict[tuple[int, int], list[torch.Tensor]] = {}
-        self._registered = bool(self._streams) and _register(self._bytes)
-        self._used: list[torch.device] = []
+        self._routes: dict[int, list[_Route]] = {}
+        self._holds: deque[_Hold] = deque()
+        self._pieces: list[_Piece] = []
+        self._in_flight: list[tuple[Side, Any]] = []
+        self._uncommitted: list[int] = []
+
+    # ------------------------------------------------------------------ gradients
 
     def gradients(
-        self, at: int, optimizer: int, layout: Sequence[int], grads: Sequence[torch.Tensor | None]
+        self, at: int, optimizer: int, layout: GradientLayout, gradients: Gradients
     ) -> None:
-        """Copy the gradients that are there to `at` plus their offsets."""
-        views = self._gradient_views(at, optimizer, layout, grads)
-        there = [(v, g.detach()) for v, g in zip(views, grads, strict=True) if g is not None]
-        targets, sources = [v for v, _ in there], [g for _, g in there]
-        if not self._streams:
-            if sources:
-                torch._foreach_copy_(targets, sources)
+        """Copy the gradients that are there to `at` plus their offsets; those of GPUs are held."""
+        views = self._gradient_views(at, optimizer, layout, gradients)
+        with torch.no_grad():
+            for route in self._routes_of(optimizer, layout, gradients):
+                self._send(route, at, views, gradients)
+
+    def _routes_of(
+        self, optimizer: int, layout: GradientLayout, gradients: Gradients
+    ) -> list[_Route]:
+        if optimizer in self._routes:
+            return self._routes[optimizer]
+        if any(g is None for g in gradients):  # lay routes out when all have been seen
+            return [self._plain_route(device, gradients) for device in _devices(gradients)]
+        self._routes[optimizer] = self._lay_out(layout, gradients)
+        return self._routes[optimizer]
+
+    def _send(
+        self, route: _Route, at: int, views: list[torch.Tensor], gradients: Gradients
+    ) -> None:
+        if route.side is None:
+            for part in route.parts:
+                targets, sources = _pairs(part, views, gradients)
+                if sources:
+                    torch._foreach_copy_(targets, sources)
             return
-        for target, source in there:
-            self._copy(target, source)
-        self._order()
+        side = route.side
+        side.follow()
+        for pack in route.packs:
+            targets, sources = _pairs(pack.members, pack.views, gradients, positional=True)
+            if sources:
+                side.pack(targets, sources)
+                end = at + pack.start + pack.bytes
+                packed = self._bytes[at + pack.start : end]
+                side.offload([packed], [side.staging()[: pack.bytes]])
+                self._holds.append(_Hold(side, side.mark(), sources))
+        for part in route.parts:
+            targets, sources = _pairs(part, views, gradients)
+            if sources:
+                side.offload(targets, sources)
+                self._holds.append(_Hold(side, side.mark(), sources))
+
+    def _lay_out(self, layout: GradientLayout, gradients: Gradients) -> list[_Route]:
+        """Small gradients together through the staging, large ones directly, in a few parts."""
+        devices = _devices(gradients)
+        side = self.sides.get(devices[0]) if len(devices) == 1 else None
+        if side is None:
+            return [self._plain_route(device, gradients) for device in devices]
+        order = sorted(range(len(gradients)), key=lambda i: layout.offsets[i])
+        sizes = [align(g.nbytes) if g is not None else 0 for g in gradients]
+        small = [i for i in order if sizes[i] <= PACKED_BYTES_MAX]
+        large = [i for i in order if sizes[i] > PACKED_BYTES_MAX]
+        packs = [
+            self._pack(side, members, layout, gradients)
+            for members in _cut(small, sizes, STAGING_BYTES - PACKED_BYTES_MAX)
+        ]
+        part_bytes = max(_PART_BYTES, -(-sum(sizes) // _PARTS_MAX))
+        return [_Route(side, packs, _cut(large, sizes, part_bytes))]
+
+    def _pack(
+        self, side: Side, members: list[int], layout: GradientLayout, gradients: Gradients
+    ) -> _Pack:
+        start = layout.offsets[members[0]]
+        views, end = [], start
+        for member in members:
+            gradient = gradients[member]
+            assert gradient is not None
+            at = layout.offsets[member] - start
+            end = layout.offsets[member] + gradient.nbytes
+            views.append(_typed(side.staging(), at, gradient))
+        return _Pack(members, start, end - start, views)
+
+    def _plain_route(self, device: torch.device, gradients: Gradients) -> _Route:
+        members = [i for i, g in enumerate(gradients) if g is not None and g.device == device]
+        return _Route(self.sides.get(device), [], [members])
 
     def _gradient_views(
-        self, at: int, optimizer: int, layout: Sequence[int], grads: Sequence[torch.Tensor | None]
+        self, at: int, optimizer: int, layout: GradientLayout, gradients: Gradients
     ) -> list[torch.Tensor]:
         # a slot is used again and again with the same layout: typed views of it are kept
         views = self._views.setdefault((at, optimizer), [])
-        if len(views) != len(grads) or any(
-            g is not None and v.shape != g.shape for v, g in zip(views, grads, strict=False)
+        if len(views) != len(gradients) or any(
+            g is not None and v.shape != g.shape for v, g in zip(views, gradients, strict=False)
         ):
             views[:] = [
-                self._typed(at + offset, g) if g is not None else self._bytes[:0]
-                for offset, g in zip(layout, grads, strict=True)
+                _typed(self._bytes, at + offset, g) if g is not None else self._bytes[:0]
+                for offset, g in zip(layout.offsets, gradients, strict=True)
             ]
         return views
 
-    def _typed(self, at: int, like: torch.Tensor) -> torch.Tensor:
-        size = like.numel() * like.element_size()
-        return self._bytes[at : at + size].view(like.dtype).view(like.shape)
+    @property
+    def held_bytes(self) -> list[int]:
+        """Parts of gradients that are kept alive for their copies, oldest first."""
+        return [sum(g.nbytes for g in hold.gradients) for hold in self._holds]
 
-    def piece(self, at: int, source: torch.Tensor, start: int, size: int) -> None:
+    def release(self, keep: int = 0) -> None:
+        """Let go of gradients, oldest first: the compute stream waits for their copies, so whatever
+        comes to lie in their memory comes later."""
+        while len(self._holds) > keep:
+            hold = self._holds.popleft()
+            hold.side.hold_back(hold.mark)
+
+    # ------------------------------------------------------------------ state
+
+    def piece(self, at: int, source: torch.Tensor, start: int, size: int, *, stays: bool) -> None:
         """Copy `size` bytes of a tensor, from byte `start` of its row-major form."""
         flat = source.detach().contiguous().view(-1).view(torch.uint8)[start : start + size]
-        self._copy(self._bytes[at : at + size], flat)
-        if flat.is_cuda:
-            self._order()
+        target = self._bytes[at : at + size]
+        if source.device in self.sides:
+            self._pieces.append(_Piece(target, flat, stays))
+        else:
+            target.copy_(flat)
 
-    def _copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        if not source.is_cuda:
-            target.copy_(source)
-            return
-        stream = self._streams[source.device]
-        if source.device not in self._used:
-            stream.wait_stream(torch.cuda.current_stream(source.device))
-            self._used.append(source.device)
-        with torch.cuda.stream(stream):
-            target.copy_(source, non_blocking=self._registered)
+    def send_pieces(self) -> None:
+        """Queue the copies of pieces, first those whose sources may change right after this."""
+        pieces, self._pieces = self._pieces, []
+        for device, side in self.sides.items() if pieces else ():
+            side.follow()
+            for stays in (False, True):
+                own = [p for p in pieces if p.source.device == device and p.stays is stays]
+                if not own:
+                    continue
+                side.offload([p.target for p in own], [p.source for p in own])
+                if stays:
+                    self._in_flight.append((side, side.mark()))
+                else:
+                    side.hold_back(side.mark())
 
-    def _order(self) -> None:
-        for device in self._used:
-            torch.cuda.current_stream(device).wait_stream(self._streams[device])
-        self._used.clear()
+    @property
+    def state_in_flight(self) -> bool:
+        return bool(self._in_flight)
+
+    @property
+    def state_has_landed(self) -> bool:
+        return all(side.passed(mark) for side, mark in self._in_flight)
+
+    def hold_back_for_state(self) -> None:
+        """State may change from here on: the compute stream waits for its copies."""
+        for side, mark in self._in_flight:
+            side.hold_back(mark)
+
+    # ------------------------------------------------------------------ slots
 
     def commit(self, ticket: int) -> None:
-        """Say that the slot's payload is there, behind every copy queued for it."""
-        if not self._streams or not self._registered:
+        """Say that a slot's payload is there; while state is in flight `settle` says it later."""
+        self.send_pieces()
+        if self._in_flight:
+            self._uncommitted.append(ticket)
+        else:
+            self._write_word(ticket)
+
+    def settle(self, *, intact: bool) -> bool:
+        """The state in flight did not change until it was copied (`intact`), or it did: commit its
+        slots, as they are or as a gap. True if a gap was made."""
+        tickets, self._uncommitted = self._uncommitted, []
+        self._in_flight.clear()
+        if not intact and tickets:
+            self._ring.void(tickets)
+        for ticket in tickets:
+            self._write_word(ticket)
+        return not intact and bool(tickets)
+
+    def _write_word(self, ticket: int) -> None:
+        if not self.sides:
             self._ring.commit_device(ticket)
             return
-        first, *others = self._streams.items()
-        device, stream = first
-        for _, other in others:
-            stream.wait_stream(other)
+        first, *others = self.sides.values()
+        for other in others:  # the last one to be done speaks for all
+            other.hold_back(other.mark())
+        if others:
+            first.follow()
         at = self._ring.slot_at(ticket) + SLOT_DEVICE_WORD_AT
-        word = commit_word(self._ring.nonce, ticket)
-        signed = word - (1 << 64) if word >> 63 else word
-        with torch.cuda.stream(stream):
-            self._words[device].fill_(signed)
-            self._bytes[at : at + 8].view(torch.int64).copy_(self._words[device], non_blocking=True)
+        first.write_word(self._bytes[at : at + 8], commit_word(self._ring.nonce, ticket))
+
+    # ------------------------------------------------------------------ figures and the end
+
+    @property
+    def stall_seconds(self) -> float:
+        return sum(side.stall_seconds for side in self.sides.values())
+
+    def open_window(self) -> None:
+        """From here on, until the next step, state does not change."""
+        for side in self.sides.values():
+            side.open_window()
+
+    def close_window(self) -> None:
+        for side in self.sides.values():
+            side.close_window()
+
+    @property
+    def window_seconds(self) -> float:
+        return min((s.window_seconds for s in self.sides.values()), default=0.0)
+
+    @property
+    def link_bytes_per_second(self) -> float:
+        return min((s.link_bytes_per_second for s in self.sides.values()), default=0.0)
+
+    @property
+    def allocated_bytes(self) -> int:
+        return sum(side.allocated_bytes for side in self.sides.values())
+
+    @property
+    def peak_bytes(self) -> int:
+        return sum(side.peak_bytes for side in self.sides.values())
 
     def close(self) -> None:
-        if self._registered:
-            for stream in self._streams.values():
-                stream.synchronize()
-            torch.cuda.cudart().cudaHostUnregister(self._bytes.data_ptr())
-            self._registered = False
+        close_sides(self._bytes, self.sides)
+        self._holds.clear()
 
 
-def _register(memory: torch.Tensor) -> bool:
-    """Page-lock the ring for the GPUs; where that is refused, copies wait, and stay correct."""
-    code = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0)
-    return int(code) == 0
+def _devices(gradients: Gradients) -> list[torch.device]:
+    return list(dict.fromkeys(g.device for g in gradients if g is not None))
+
+
+def _pairs(
+    members: list[int], views: list[torch.Tensor], gradients: Gradients, positional: bool = False
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Targets and sources of the gradients that are there."""
+    targets, sources = [], []
+    for place, member in enumerate(members):
+        gradient = gradients[member]
+        if gradient is not None:
+            targets.append(views[place if positional else member])
+            sources.append(gradient)
+    return targets, sources
+
+
+def _cut(members: list[int], sizes: list[int], limit: int) -> list[list[int]]:
+    """Runs of members of about `limit` bytes each."""
+    runs: list[list[int]] = []
+    filled = limit
+    for member in members:
+        if filled >= limit:
+            runs.append([])
+            filled = 0
+        runs[-1].append(member)
+        filled += sizes[member]
+    return runs
+
+
+def _typed(memory: torch.Tensor, at: int, like: torch.Tensor) -> torch.Tensor:
+    return memory[at : at + like.nbytes].view(like.dtype).view(like.shape)

@@ -35,6 +35,7 @@ class Outbox:
         self._document_bytes = 0
         self._step = 0
         self.payload_bytes = 0
+        self.bytes_sent = 0
         self.stall_seconds = 0.0
 
     def begin(self, step: int) -> None:
@@ -55,6 +56,7 @@ class Outbox:
             self._ticket = self._take()
         at = self.payload_bytes
         self.payload_bytes = align(at + payload_bytes)
+        self.bytes_sent += payload_bytes
         self._document_bytes += document_bytes + _EVENT_BYTES
         return at
 
@@ -70,7 +72,7 @@ class Outbox:
         """Give back what the last `room` took."""
         self.payload_bytes = at
 
-    def tensor(self, atom: int, slot: str, tensor: torch.Tensor) -> None:
+    def tensor(self, atom: int, slot: str, tensor: torch.Tensor, *, stays: bool) -> None:
         """A whole tensor as edits, in as many pieces as slots make it."""
         dtype, shape = dtype_name(tensor, slot or "value"), tuple(tensor.shape)
         size, start = tensor_bytes(dtype, shape), 0
@@ -82,7 +84,7 @@ class Outbox:
             part = min(size - start, left // 64 * 64)
             at = self.room(part, names)
             if part:
-                self._copier.piece(self.address(at), tensor, start, part)
+                self._copier.piece(self.address(at), tensor, start, part, stays=stays)
             self.add(Edit(atom, slot, dtype, shape, start, part, at))
             start += part
             if size == 0:

@@ -8,22 +8,26 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import torch
 
-from everystep.capture.census import LiveCensus, has_grown
+from everystep.capture.census import LiveCensus, has_grown, release_modules
 from everystep.capture.copier import Copier
+from everystep.capture.lifetime import POINTS_MAX, GradientLifetime
 from everystep.capture.outbox import LetGo, Outbox
 from everystep.capture.rng import capture_rng
 from everystep.capture.state import UserState
+from everystep.capture.states import StateSender
 from everystep.capture.watch import Watch
-from everystep.core.census import Mode, gradient_layout
-from everystep.core.events import Call, Rebase, Seal, SlotValues, pack_presence, unpack_presence
+from everystep.core.cadence import Rest
+from everystep.core.census import ALIGN_BYTES, Mode, gradient_layout
+from everystep.core.events import AMP_BYTES, Call, Seal, pack_presence, unpack_presence
 from everystep.format import values
 from everystep.lane.ring import RingWriter
+from everystep.replay.optimizers import rewrites_gradients
 from everystep.replay.tensors import pack
 
 _FINGERPRINT_EVERY = 64
@@ -43,6 +47,8 @@ class Tap:
         versions: list[int],
         guard: Guard,
         may_wait: Callable[[float], bool],
+        rest: Rest,
+        budget_percent: float,
     ) -> None:
         self.live = live
         self.step = step
@@ -50,28 +56,38 @@ class Tap:
         self.outgrown = False  # the census is no longer true: a new tap is needed
         self.dropped = 0
         self.rebases = 0
-        self.edits = 0  # tensors sent because something changed them outside step()
         self._ring = ring
-        self._copier = Copier(ring, {t.device for t in live.tensors})
-        self.outbox = Outbox(ring, self._copier, may_wait)
+        self.copier = Copier(ring, {t.device for t in live.tensors})
+        self.outbox = Outbox(ring, self.copier, may_wait)
+        self._lifetime = GradientLifetime(self.copier)
         self._watch = Watch(live)
+        self.states = StateSender(
+            live, ring, self.outbox, self.copier, self._watch, versions, budget_percent
+        )
+        self._rest = rest
         self._user_state = user_state
         self._layouts = [gradient_layout(live.census, i) for i in range(len(live.optimizers))]
+        self._parameters = [[live.tensors[a] for a in s.atoms] for s in live.census.optimizers]
+        self._usual: list[Any] = [None] * len(live.optimizers)  # kinds of gradients seen last
         self._pending: tuple[Call, int] | None = None
-        self._resend: set[int] = set()
-        self._queue: list[tuple[int, ...]] = []  # atoms still to be based, in units
         self._letting_go = False
+        self._resting = False  # letting go on purpose, until the next base is wanted
+        self._awake = False
         self._gap_told = False
         self._last_state = self._last_rng = b""
         self._last_groups = [b""] * len(live.optimizers)
         self._handles: list[Any] = []
         self._pre_handles: list[Any] = []
         self._guard = guard
-        self._target = step  # the step that the record being filled will be sealed as
         self.opened = False
         self.opening_rng: bytes | None = None
         self.calls = 0  # optimizer calls since the last seal
-        self.outbox.begin(step)
+        self._begin(step)
+
+    def _begin(self, target: int) -> None:
+        """Events from here on belong to the step that will be sealed as `target`."""
+        self.states.target = target
+        self.outbox.begin(target)
 
     # ------------------------------------------------------------------ hooks
 
@@ -84,6 +100,15 @@ class Tap:
             hooks: Any = optimizer._optimizer_step_post_hooks
             hooks.move_to_end(handle.id, last=False)
             self._handles.append(handle)
+        if self.copier.sides:
+            point = self._guard(self._release_point)
+
+            def at_module(*_: object) -> None:
+                if not torch.compiler.is_compiling():
+                    point()
+
+            for module in release_modules(self.live.models, POINTS_MAX):
+                self._handles.append(module.register_forward_pre_hook(at_module))
 
     def _register_pre(self, index: int, optimizer: torch.optim.Optimizer) -> Any:
         before = partial(self._guard(self._before_step), index)
@@ -93,11 +118,27 @@ class Tap:
         for handle in (*self._handles, *self._pre_handles):
             handle.remove()
         self._handles, self._pre_handles = [], []
-        self._copier.close()
+        self.land()
+        self.copier.close()
+
+    def _release_point(self) -> None:
+        """A module computes next: memory may be needed, and copies may be done meanwhile."""
+        self._lifetime.release_point()
+        if not self.states.settle_if_landed():
+            self.let_go(told=True)
+
+    def land(self) -> None:
+        """State may change from here on, or must be in the ring now."""
+        if not self.states.land():
+            self.let_go(told=True)
 
     def _before_step(self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Log the call, or see to it that it is logged when its gradients are there."""
-        self._pending = None
+        self._discard_pending()
+        if not self.calls:
+            self.copier.close_window()
+            self.copier.release()  # what no release point came by for
+        self.land()
         spec = self.live.census.optimizers[index]
         if self._letting_go or self.outgrown or spec.mode is Mode.STATE:
             return None
@@ -106,9 +147,10 @@ class Tap:
             return None
         if not self.opened:  # a loop that is not ours: the state before its first step counts too
             self.seal(self.step, rng=self.opening_rng)
+            self.land()
         hooks = self.live.optimizers[index]._optimizer_step_pre_hooks
         if next(reversed(hooks)) != self._pre_handles[index].id:
-            self._resend.update(spec.atoms)  # a later hook may still change the gradients
+            self.states.unlogged.update(spec.atoms)  # a later hook may still change the gradients
             return None
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if closure is None:
@@ -134,38 +176,62 @@ class Tap:
         """Copy the gradients as the optimizer will see them, with every scalar it uses."""
         live, spec = self.live, self.live.census.optimizers[index]
         self._discard_pending()
-        grads = [live.tensors[atom].grad for atom in spec.atoms]
-        loggable = all(
-            _loggable(g, live.tensors[a]) for g, a in zip(grads, spec.atoms, strict=True)
-        )
-        if not loggable or self._watch.lost_slots(index):
-            self._resend.update(spec.atoms)
-            return
+        grads = [parameter.grad for parameter in self._parameters[index]]
+        if not self._lifetime.look(index, grads):
+            self.rebases += 1  # the last record may hold what was written into them since
+            self.states.queue_base(range(len(self.versions)))
+        if not self._loggable(index, grads):
+            self.states.unlogged.update(spec.atoms)
         with self._or_let_go():
-            self._send_changes(spec.atoms, [index])
-            groups, amp = self._groups(index), self._amp(index)
-            offsets, size = self._layouts[index]
+            self.states.changes(spec.atoms, [index], stays=False)
+            if not self.states.unlogged.isdisjoint(spec.atoms):
+                return  # their whole state goes with the seal
+            groups, layout = self._groups(index), self._layouts[index]
             presence = pack_presence([g is not None for g in grads])
-            at = self.outbox.room(size, len(groups) + len(amp) + len(presence))
-            self._copier.gradients(self.outbox.address(at), index, offsets, grads)
+            at = self.outbox.room(layout.bytes + AMP_BYTES, len(groups) + len(presence) + 64)
+            amp = self._send_amp(index, at + layout.bytes)
+            self.copier.send_pieces()
+            if baseless := self.states.baseless:
+                grads = [
+                    None if a in baseless else g for a, g in zip(spec.atoms, grads, strict=True)
+                ]
+            self.copier.gradients(self.outbox.address(at), index, layout, grads)
+            if rewrites_gradients(live.optimizers[index]):
+                self.copier.release()
             self._pending = (Call(index, groups, presence, at, amp), at)
+
+    def _loggable(self, index: int, grads: list[torch.Tensor | None]) -> bool:
+        """Whether every gradient that is there has the kind, type and shape of its parameter."""
+        there = [(g.layout, g.dtype, g.shape) for g in grads if g is not None]
+        if there == self._usual[index]:
+            return True
+        expected = [
+            (torch.strided, p.dtype, p.shape)
+            for g, p in zip(grads, self._parameters[index], strict=True)
+            if g is not None
+        ]
+        self._usual[index] = expected
+        return there == expected
 
     def _after_step(self, index: int) -> None:
         """The step is done: the call counts, and what it did to its atoms is no edit."""
         spec = self.live.census.optimizers[index]
         self.calls += 1
+        self.copier.open_window()
         if self._letting_go or self.outgrown:
+            self.copier.release()
             return
         if spec.mode is Mode.STATE:
-            self._resend.update(spec.atoms)
+            self.states.unlogged.update(spec.atoms)
         if self._pending is not None:
             call, self._pending = self._pending[0], None
             self.outbox.add(call)
             present = unpack_presence(call.presence, len(spec.atoms))
             for atom, there in zip(spec.atoms, present, strict=True):
                 if there:
-                    self.versions[atom] = self._target
+                    self.versions[atom] = self.states.target
         self._watch.after_step(index)
+        self._lifetime.after_step(index)
         handle = self._pre_handles[index]
         if next(reversed(self.live.optimizers[index]._optimizer_step_pre_hooks)) != handle.id:
             handle.remove()  # stay the last to look at the gradients
@@ -185,43 +251,34 @@ class Tap:
         key = self.live.census.optimizers[index].key
         return values.encode(groups, f"optimizer[{key!r}].param_groups", pack)
 
-    def _amp(self, index: int) -> bytes:
-        optimizer = self.live.optimizers[index]
-        found = {n: getattr(optimizer, n, None) for n in ("grad_scale", "found_inf")}
-        there = {n: t for n, t in found.items() if t is not None}
-        return values.encode(there, "amp", pack) if there else b""
+    def _send_amp(self, index: int, at: int) -> dict[str, int]:
+        """What a GradScaler told the optimizer; it lies on the device, so it travels as bytes."""
+        found: dict[str, int] = {}
+        for name in ("grad_scale", "found_inf"):
+            tensor = getattr(self.live.optimizers[index], name, None)
+            if tensor is not None:
+                scalar = tensor.detach().to(torch.float32).view(-1)
+                self.copier.piece(self.outbox.address(at), scalar, 0, 4, stays=False)
+                found[name] = at
+                at += ALIGN_BYTES
+        return found
 
-    # ------------------------------------------------------------------ seals and bases
-
-    def queue_base(self, atoms: Iterable[int] | None = None) -> None:
-        """Have these atoms (None: all) based anew, some at every seal; log atoms go together."""
-        wanted = set(range(len(self.live.tensors))) if atoms is None else set(atoms)
-        together = {a for s in self.live.census.optimizers if s.mode is Mode.LOG for a in s.atoms}
-        queued = {a for unit in self._queue for a in unit}
-        if wanted & together:
-            self._queue = [u for u in self._queue if not together & set(u)]
-            self._queue.insert(0, tuple(sorted(together)))
-        self._queue += [(a,) for a in sorted(wanted - together - queued)]
-
-    def send_base(self) -> None:
-        """Send queued atoms as long as half the ring stays free for records."""
-        sent: list[int] = []
-        with self._or_let_go():
-            while self._queue and (not sent or 2 * self._ring.free >= self._ring.geometry.slots):
-                for atom in self._queue.pop(0):
-                    self._send_atom(atom)
-                    sent.append(atom)
-            if sent:
-                self.outbox.room(0, 16 * len(sent))
-                self.outbox.add(Rebase(tuple(sent), tuple(self.versions[a] for a in sent)))
+    # ------------------------------------------------------------------ seals
 
     @property
     def base_is_sent(self) -> bool:
-        return not self._queue
+        return not self.states.atoms_left
+
+    def send_base(self) -> None:
+        """The next slice of what is queued to be based."""
+        with self._or_let_go():
+            self.states.base(max((layout.bytes for layout in self._layouts), default=0))
 
     def seal(self, step: int, *, rng: bytes | None = None) -> None:
         """End step `step`: edits, bases asked for, user state and random states, then the seal."""
         self._discard_pending()
+        self.land()
+        self._lifetime.turn()
         self.opened = True
         self.calls = 0
         self.outgrown |= self.live.follow() or has_grown(self.live)
@@ -230,26 +287,28 @@ class Tap:
         if self._letting_go:
             self._try_to_flow(step)
             return
-        requested = self._ring.requested_atoms()
-        if requested is None or requested:
-            self.rebases += 1
-            self.queue_base(requested)
-            for atom in range(len(self.versions)) if requested is None else requested:
-                self.versions[atom] = step  # the store may hold what the shadow had wrong
-        for index, spec in enumerate(self.live.census.optimizers):
-            if self._watch.lost_slots(index):
-                self._resend.update(spec.atoms)
+        self._answer_requests(step)
         with self._or_let_go():
-            self._send_changes(None, range(len(self.live.optimizers)))
-            self._send_resend()
+            self.states.changes(None, range(len(self.live.optimizers)), stays=True)
+            self.states.unlogged_now()
             self.send_base()
             if self.flowing:
                 self._send_seal(step, capture_rng() if rng is None else rng)
         if not self.flowing:
             self.dropped += 1
         self.step = step
-        self._target = step + 1
-        self.outbox.begin(self._target)
+        self._begin(step + 1)
+        if self.flowing and self.base_is_sent and not self._awake and self._rest.after_base(step):
+            self._resting = True
+            self.let_go()
+
+    def _answer_requests(self, step: int) -> None:
+        requested = self._ring.requested_atoms()
+        if requested is None or requested:
+            self.rebases += 1
+            self.states.queue_base(requested)
+            for atom in range(len(self.versions)) if requested is None else requested:
+                self.versions[atom] = step  # the store may hold what the shadow had wrong
 
     def _send_seal(self, step: int, rng: bytes) -> None:
         state = self._user_state.collect()
@@ -272,62 +331,6 @@ class Tap:
         self.outbox.seal()
         self._last_state, self._last_groups, self._last_rng = state, groups, rng
 
-    def _send_changes(self, atoms: Iterable[int] | None, optimizers: Iterable[int]) -> None:
-        """What changed outside step(), unless its whole state is sent at this seal anyway."""
-        values_edited = [a for a in self._watch.edited_values(atoms) if a not in self._resend]
-        self._send_edits(values_edited)
-        atoms_of = self.live.census.atoms
-        self.edits += sum(not atoms_of[a].buffer for a in values_edited)
-        for index in optimizers:
-            edited = [a for a in self._watch.edited_slots(index) if a not in self._resend]
-            self._send_slots(index, edited)
-            self.edits += len(edited)
-
-    def _send_edits(self, atoms: list[int]) -> None:
-        for atom in atoms:
-            self.outbox.tensor(atom, "", self.live.tensors[atom])
-            self.versions[atom] = self._target
-
-    def _send_slots(self, index: int, atoms: list[int]) -> None:
-        prefix = self.live.census.optimizers[index].key + "/"
-        for atom in atoms:
-            others: dict[str, Any] = {}
-            for name, value in self.live.state_of(index, atom).items():
-                if isinstance(name, str) and isinstance(value, torch.Tensor):
-                    self.outbox.tensor(atom, prefix + name, value)
-                else:
-                    others[name] = value
-            if others:
-                encoded = values.encode(others, f"optimizer state of atom {atom}", pack)
-                self.outbox.room(0, len(encoded))
-                self.outbox.add(SlotValues(atom, index, encoded))
-            self.versions[atom] = self._target
-
-    def _send_atom(self, atom: int) -> None:
-        """Everything there is of one atom, without touching its version."""
-        version = self.versions[atom]
-        self._send_edits([atom])
-        for index, spec in enumerate(self.live.census.optimizers):
-            if atom in spec.atoms:
-                self._send_slots(index, [atom])
-        self.versions[atom] = version
-
-    def _send_resend(self) -> None:
-        """Atoms whose step could not be logged: their whole state, as it is now."""
-        if self._resend:
-            for atom in self._resend:
-                self.versions[atom] = self._target
-            self.queue_base(self._resend)
-            first = {u for u in self._queue if self._resend & set(u)}
-            now = [u for u in self._queue if u in first]
-            self._queue = [u for u in self._queue if u not in first]
-            sent = tuple(atom for unit in now for atom in unit)
-            for atom in sent:
-                self._send_atom(atom)
-            self.outbox.room(0, 16 * len(sent))
-            self.outbox.add(Rebase(sent, tuple(self.versions[a] for a in sent)))
-            self._resend.clear()
-
     def nothing_happened(self) -> bool:
         """True if a seal now would say exactly what the last one said."""
         return (
@@ -339,47 +342,75 @@ class Tap:
 
     # ------------------------------------------------------------------ letting go
 
-    @contextlib.contextmanager
-    def _or_let_go(self) -> Iterator[None]:
-        try:
-            yield
-        except LetGo:
-            self.let_go()
+    def _or_let_go(self) -> _OrLetGo:
+        return _OrLetGo(self)
 
-    def let_go(self) -> None:
-        """Stop recording; the shadow writes what it has, then asks for a new base."""
+    def let_go(self, *, told: bool = False) -> None:
+        """Stop recording; the shadow, once told, writes what it has and asks for a new base."""
         self._letting_go = True
         self._pending = None
-        self._resend.clear()
-        self._queue.clear()
-        self._gap_told = self.outbox.abandon()
+        self.states.forget()
+        self._gap_told = told or self.outbox.abandon()
+
+    @contextlib.contextmanager
+    def awake(self) -> Iterator[None]:
+        """Meanwhile a base is wanted, whatever the cadence says."""
+        self._awake, self._resting = True, False
+        try:
+            yield
+        finally:
+            self._awake = False
 
     def _try_to_flow(self, step: int) -> None:
         """While letting go: tell the shadow, wait for its request, then begin with a new base."""
-        self.dropped += 1
+        self.dropped += not self._rest.periodic
         self.step = step
-        self._target = step + 1
-        self.outbox.begin(self._target)
+        self._begin(step + 1)
         for atom in range(len(self.versions)):
             self.versions[atom] = step
+        if self._resting and self._rest.is_over(step):
+            self._resting = False
         if not self._gap_told:
             self._gap_told = self.outbox.abandon()
-        elif self._ring.requested_atoms() is None:
+        elif not self._resting and self._ring.requested_atoms() is None:
             self._letting_go = False
             self._last_state = b""
             self._last_groups = [b""] * len(self._last_groups)
             self._watch.mark_all()
             self.rebases += 1
-            self.queue_base()
+            self.states.queue_base()
 
     @property
     def flowing(self) -> bool:
         return not self._letting_go
 
+    @property
+    def mode(self) -> tuple[str, str]:
+        """What happens to this run's steps just now, and why."""
+        if self._resting:
+            return "periodic", self._rest.why
+        if self._letting_go:
+            return "letting go", "the ring was full: the shadow has to take what it holds first"
+        if not self.base_is_sent:
+            return "basing", f"{self.states.atoms_left} of {len(self.versions)} atoms to be sent"
+        return "every step", "every step is recorded"
 
-def _loggable(gradient: torch.Tensor | None, parameter: torch.Tensor) -> bool:
-    return gradient is None or (
-        gradient.layout is torch.strided
-        and gradient.dtype == parameter.dtype
-        and gradient.shape == parameter.shape
-    )
+
+class _OrLetGo:
+    """Around what may find the ring full."""
+
+    def __init__(self, tap: Tap) -> None:
+        self._tap = tap
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: Any
+    ) -> bool:
+        if not isinstance(error, LetGo):
+            return False
+        # a traceback holds frames, and those of the user's step hold its largest tensors
+        error.__traceback__ = None
+        self._tap.let_go()
+        return True

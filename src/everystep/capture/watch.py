@@ -8,16 +8,24 @@ by version and address, which are hints.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import torch
 import xxhash
 
 from everystep.capture.census import LiveCensus
+from everystep.capture.glance import Glance
 from everystep.core.census import Mode
 from everystep.replay.tensors import raw_bytes
 
 _FROZEN_BYTES_PER_SEAL = 16 << 20
+_BUFFER_BYTES_MAX = 64 << 10
 Mark = int | tuple[int, int]
+
+
+class SlotChanges(NamedTuple):
+    edited: list[int]  # atoms whose state was replaced or written
+    lost: bool  # state was thrown away: an edit cannot say that, a new base can
 
 
 class Watch:
@@ -31,55 +39,87 @@ class Watch:
         self._frozen = [i for i in range(len(live.tensors)) if i not in set(self._always)]
         self._round = 0
         self._marks: dict[int, Mark] = {}
+        self._only_hints = all(t.device.type != "cpu" for t in live.tensors)
+        self._hints_seen: list[Mark] = []
+        # BatchNorm's statistics change without a trace: where bytes are not compared, they always go
+        self._small_buffers = [
+            i
+            for i, atom in enumerate(live.census.atoms)
+            if atom.buffer
+            and atom.bytes <= _BUFFER_BYTES_MAX
+            and live.tensors[i].device.type != "cpu"
+        ]
         self._hints = {i: self._hint(i) for i in self._frozen}
-        self._slots: dict[tuple[int, int], tuple[object, ...]] = {}
+        self._slots: dict[int, Glance] = {}
         self.mark_all()
 
     def mark_all(self) -> None:
         """Everything is known as it is now."""
         self._marks = {i: self._digest(i) for i in range(len(self._live.tensors))}
+        self._hints_seen = self._all_hints() if self._only_hints else []
         self._hints = {i: self._hint(i) for i in self._frozen}
-        for index, spec in enumerate(self._live.census.optimizers):
-            for atom in spec.atoms:
-                self._slots[index, atom] = self._slot_hint(index, atom)
+        for index, optimizer in enumerate(self._live.optimizers):
+            self._slots[index] = Glance(optimizer)
 
     def after_step(self, index: int) -> None:
         """What the optimizer just did to its own atoms is no edit."""
         for atom in self._live.census.optimizers[index].atoms:
-            self._marks[atom] = self._digest(atom)
-            self._slots[index, atom] = self._slot_hint(index, atom)
+            self._marks[atom] = mark = self._digest(atom)
+            if self._only_hints:
+                self._hints_seen[atom] = mark
+        self._slots[index] = Glance(self._live.optimizers[index])
 
     def edited_values(self, atoms: Iterable[int] | None = None) -> list[int]:
         """Atoms whose bytes differ from their mark; they are marked anew."""
+        buffers = self._small_buffers if atoms is None else []
+        if self._only_hints and self._all_hints() == self._hints_seen:
+            return buffers
         looked_at = [*self._always, *self._frozen_now()] if atoms is None else atoms
         edited = []
         for atom in looked_at:
             mark = self._digest(atom)
             if mark != self._marks[atom]:
                 self._marks[atom] = mark
-                edited.append(atom)
-        return edited
+                if atom not in buffers:
+                    edited.append(atom)
+        if atoms is None and self._only_hints:
+            self._hints_seen = self._all_hints()
+        return edited + buffers
+
+    def _all_hints(self) -> list[Mark]:
+        return [(t.data_ptr(), t._version) for t in self._live.tensors]
+
+    def looks(self, atom: int) -> object:
+        """A hint that changes when the atom's value or slots are written or replaced."""
+        specs = enumerate(self._live.census.optimizers)
+        values = [
+            value
+            for index, spec in specs
+            if atom in spec.atoms
+            for value in self._live.state_of(index, atom).values()
+            if isinstance(value, torch.Tensor)
+        ]
+        return self._hint(atom), [(v.data_ptr(), v._version) for v in values]
 
     def differs(self) -> bool:
         """Whether any atom differs from its mark; nothing is marked."""
         return any(self._digest(atom) != self._marks[atom] for atom in self._always)
 
-    def lost_slots(self, index: int) -> bool:
-        """Whether state was thrown away outside a step; an edit cannot say that, a new base can."""
-        return any(
-            _names(self._slots[index, atom]) - _names(self._slot_hint(index, atom))
-            for atom in self._live.census.optimizers[index].atoms
-        )
-
-    def edited_slots(self, index: int) -> list[int]:
-        """Atoms whose state in this optimizer was replaced or written outside its step."""
-        edited = []
+    def slots(self, index: int) -> SlotChanges:
+        """What happened to an optimizer's state outside its step; it is marked anew."""
+        before, now = self._slots[index], Glance(self._live.optimizers[index])
+        if before.same_as(now):
+            return SlotChanges([], False)
+        self._slots[index] = now
+        old, new = before.slots(), now.slots()
+        edited, lost = [], False
         for atom in self._live.census.optimizers[index].atoms:
-            hint = self._slot_hint(index, atom)
-            if hint != self._slots[index, atom]:
-                self._slots[index, atom] = hint
+            owner = id(self._live.tensors[atom])
+            was, there = old.get(owner, {}), new.get(owner, {})
+            lost |= bool(was.keys() - there.keys())
+            if was != there:
                 edited.append(atom)
-        return edited
+        return SlotChanges(edited, lost)
 
     def fingerprints(self) -> dict[int, int]:
         """Digests of value and slots of every atom that a shadow replays, on the CPU."""
@@ -136,16 +176,3 @@ class Watch:
     def _hint(self, atom: int) -> tuple[int, int]:
         tensor = self._live.tensors[atom]
         return tensor.data_ptr(), tensor._version
-
-    def _slot_hint(self, index: int, atom: int) -> tuple[object, ...]:
-        state = self._live.optimizers[index].state.get(self._live.tensors[atom])
-        if not state:
-            return ()
-        return tuple(
-            (name, value.data_ptr(), value._version) if isinstance(value, torch.Tensor) else name
-            for name, value in state.items()
-        )
-
-
-def _names(hint: tuple[object, ...]) -> set[object]:
-    return {part[0] if isinstance(part, tuple) else part for part in hint}

@@ -11,6 +11,7 @@ import typer
 
 from everystep import __version__
 from everystep.cli import output
+from everystep.cli.bench import bench
 from everystep.cli.doctor import examine
 from everystep.cli.status import run_status
 from everystep.store.reader import open_run
@@ -22,7 +23,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 RunPath = Annotated[Path, typer.Argument(help="The run's directory.", show_default=False)]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
+Json = output.Json
 
 
 def _say_version(wanted: bool) -> None:
@@ -219,21 +220,7 @@ def demo(
     raise typer.Exit(0 if document["bit_identical"] else output.PROBLEM)
 
 
-bench = typer.Typer(help="Measure this machine.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
-
-
-@bench.command("verify")
-def bench_verify(
-    json: Json = False,
-    gigabytes: Annotated[float, typer.Option(help="Size of the store made for it.")] = 1.0,
-) -> None:
-    """How fast `everystep verify` reads a healthy store."""
-    from everystep.bench.verify_speed import verify_speed
-
-    with output.refusals(json):
-        document = verify_speed(int(gigabytes * 1e9))
-    output.show(document, json, lambda: [output.pairs("everystep verify", document.items())])
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -19,6 +19,7 @@ from rich.table import Table
 from everystep.errors import EverystepError
 
 PROBLEM, REFUSED = 1, 2
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 
 console = Console()
 errors = Console(stderr=True)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 from everystep.options import Options, duration_seconds
 
 
@@ -16,6 +19,43 @@ def base_is_due(
     if isinstance(options.durable_every, int):
         return step - durable_step >= options.durable_every
     return seconds_since_base >= duration_seconds("durable_every", options.durable_every)
+
+
+class Rest:
+    """Between two bases of a run without a log (`every=N`, `every="10m"`). With `every=1` there is none."""
+
+    def __init__(self, every: int | str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._every = every
+        self._clock = clock
+        self._began: tuple[int, float] | None = None  # step and time at which the last base began
+
+    @property
+    def periodic(self) -> bool:
+        return self._every != 1
+
+    def after_base(self, step: int) -> bool:
+        """Whether nothing is recorded from here on, now that a base has been sent."""
+        if not self.periodic:
+            return False
+        self._began = self._began or (step, self._clock())
+        return True
+
+    def is_over(self, step: int) -> bool:
+        """Whether the next base begins at this step; it is then taken to have begun."""
+        assert self._began is not None
+        at, when = self._began
+        if isinstance(self._every, int):
+            over = step - at >= self._every
+        else:
+            over = self._clock() - when >= duration_seconds("every", self._every)
+        if over:
+            self._began = (step, self._clock())
+        return over
+
+    @property
+    def why(self) -> str:
+        unit = " steps" if isinstance(self._every, int) else ""
+        return f"a base every {self._every}{unit}, no log in between (every={self._every!r})"
 
 
 def retry_seconds(failures: int) -> float:

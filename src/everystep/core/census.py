@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from enum import StrEnum
 from itertools import chain
+from typing import NamedTuple
 
 import msgspec
 
 from everystep.core.dtypes import tensor_bytes
 
+PACKED_BYTES_MAX = 256 << 10  # copies smaller than this waste most of a link's bandwidth
 ALIGN_BYTES = 64  # payload blocks start on cache lines, so views of any element type are aligned
 
 
@@ -59,16 +61,28 @@ class Census(msgspec.Struct, frozen=True):
     why: str = ""
 
 
-def gradient_layout(census: Census, optimizer: int) -> tuple[tuple[int, ...], int]:
-    """Offset of every atom's gradient inside a call's payload when all are present, and its length.
+class GradientLayout(NamedTuple):
+    """Where a call's gradients lie in its payload: `offsets` in the order of the optimizer's atoms."""
 
-    A gradient has its atom's own dtype and shape, and keeps its place when others are absent.
+    offsets: tuple[int, ...]
+    bytes: int
+    packed_bytes: int  # the small ones fill this much at the start, so that one copy moves them all
+
+
+def gradient_layout(census: Census, optimizer: int) -> GradientLayout:
+    """Small gradients first, then the others; each keeps its place when others are absent.
+
+    A gradient has its atom's own dtype and shape.
     """
-    offsets, cursor = [], 0
-    for atom in census.optimizers[optimizer].atoms:
-        offsets.append(cursor)
-        cursor = align(cursor + census.atoms[atom].bytes)
-    return tuple(offsets), cursor
+    sizes = [census.atoms[atom].bytes for atom in census.optimizers[optimizer].atoms]
+    offsets, cursor, packed = [0] * len(sizes), 0, 0
+    for small in (True, False):
+        for i, size in enumerate(sizes):
+            if (size <= PACKED_BYTES_MAX) is small:
+                offsets[i] = cursor
+                cursor = align(cursor + size)
+        packed = cursor if small else packed
+    return GradientLayout(tuple(offsets), cursor, packed)
 
 
 def mismatches(expected: Census, found: Census) -> list[str]:

@@ -7,6 +7,10 @@ from __future__ import annotations
 
 import msgspec
 
+from everystep.core.census import ALIGN_BYTES
+
+AMP_BYTES = 2 * ALIGN_BYTES  # behind a call's gradients there is room for what a GradScaler says
+
 
 class Edit(msgspec.Struct, frozen=True, tag="edit", array_like=True):
     """`nbytes` bytes of one tensor, from byte `start` on: the atom's value (slot "") or one of its
@@ -45,7 +49,7 @@ class Call(msgspec.Struct, frozen=True, tag="call", array_like=True):
     groups: bytes
     presence: bytes
     at: int
-    amp: bytes  # grad_scale and found_inf as the optimizer saw them; empty without a scaler
+    amp: dict[str, int]  # where grad_scale and found_inf lie in the payload, a float32 each
 
 
 class Seal(msgspec.Struct, frozen=True, tag="seal", array_like=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from everystep.core.census import Census, align, gradient_layout
+from everystep.core.events import AMP_BYTES
 from everystep.errors import NotEnoughMemory
 
 RING_HEADER_BYTES = 4096
@@ -31,7 +32,7 @@ class Geometry(NamedTuple):
 
 def ring_geometry(census: Census, document_bytes: int, available_bytes: int) -> Geometry:
     """Slots that each hold the largest optimizer call and a document; fewer where memory is short."""
-    calls = [gradient_layout(census, i)[1] for i in range(len(census.optimizers))]
+    calls = [gradient_layout(census, i).bytes + AMP_BYTES for i in range(len(census.optimizers))]
     state_bytes = sum(atom.bytes for atom in census.atoms)
     payload = max([*calls, min(state_bytes, _BASE_SLICE_BYTES)])
     room_for_documents = 2 * document_bytes + 64 * len(census.atoms) + (64 << 10)

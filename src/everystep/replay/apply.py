@@ -28,7 +28,7 @@ def apply_call(
     a gradient. `quickly` takes the multi-tensor code where it gives the same bits.
     """
     spec = census.optimizers[call.optimizer]
-    offsets, _ = gradient_layout(census, call.optimizer)
+    offsets = gradient_layout(census, call.optimizer).offsets
     set_groups(optimizer, call.groups)
     if quickly:
         prefer_multi_tensor(optimizer)
@@ -48,7 +48,7 @@ def apply_call(
                 gradient = torch.empty_like(parameter).detach().copy_(gradient)
             parameter.grad = gradient
             moved.append(atom)
-    _step(optimizer, call, parameters)
+    _step(optimizer, call, parameters, payload)
     return moved
 
 
@@ -59,14 +59,19 @@ def set_groups(optimizer: torch.optim.Optimizer, encoded: bytes) -> None:
         group.update(logged if on_cuda else on_cpu(logged))
 
 
-def _step(optimizer: torch.optim.Optimizer, call: Call, parameters: Sequence[torch.Tensor]) -> None:
-    amp = values.decode(call.amp, unpack) if call.amp else {}
-    for name, tensor in amp.items():  # a fused optimizer unscales, and skips, by itself
-        setattr(optimizer, name, tensor.to(parameters[0].device))
+def _step(
+    optimizer: torch.optim.Optimizer,
+    call: Call,
+    parameters: Sequence[torch.Tensor],
+    payload: memoryview,
+) -> None:
+    for name, at in call.amp.items():  # a fused optimizer unscales, and skips, by itself
+        scalar = view_tensor(payload[at : at + 4], "float32", ())
+        setattr(optimizer, name, scalar.to(parameters[0].device))
     try:
         optimizer.step()
     finally:
-        for name in amp:
+        for name in call.amp:
             delattr(optimizer, name)
         for parameter in parameters:
             parameter.grad = None

@@ -48,6 +48,20 @@ def mode_of(path: str) -> tuple[Mode, str]:
     return Mode.LOG, f"{name} works on whole matrices: your optimizer replays at recovery"
 
 
+def rewrites_gradients(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether `step()` may write into `p.grad` itself; unknown optimizers may.
+
+    A fused kernel with a GradScaler writes the unscaled gradient back; nesterov's multi-tensor code
+    builds its update in it.
+    """
+    module, _, name = class_path(optimizer).partition(":")
+    if not module.startswith("torch.optim") or name not in _ELEMENT_WISE:
+        return True
+    if any(getattr(optimizer, n, None) is not None for n in ("grad_scale", "found_inf")):
+        return True
+    return any(g.get("nesterov") or g.get("differentiable") for g in optimizer.param_groups)
+
+
 def rebuild(
     spec: OptimizerSpec, groups: list[dict[str, Any]], parameters: Sequence[torch.nn.Parameter]
 ) -> torch.optim.Optimizer:

@@ -1,0 +1,85 @@
+"""A GPT of a named size and its training step, for measurements. Tokens are random: only time counts."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from everystep.bench.chargpt import Block
+from everystep.errors import UsageError
+
+
+class Size(NamedTuple):
+    layers: int
+    width: int
+    heads: int
+    context: int
+    vocabulary: int
+
+
+SIZES = {
+    "gpt-tiny": Size(4, 256, 4, 128, 1024),
+    "gpt-124m": Size(12, 768, 12, 1024, 50257),
+    "gpt-350m": Size(24, 1024, 16, 1024, 50257),
+    "gpt-1.3b": Size(24, 2048, 16, 1024, 50257),
+}
+
+
+class GPT(nn.Module):
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(size.vocabulary, size.width)
+        self.place = nn.Embedding(size.context, size.width)
+        self.blocks = nn.ModuleList(Block(size.width, size.heads, 0.0) for _ in range(size.layers))
+        self.norm = nn.LayerNorm(size.width)
+        self.head = nn.Linear(size.width, size.vocabulary, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens) + self.place.weight[: tokens.shape[1]]
+        for block in self.blocks:
+            x = block(x)
+        logits: Tensor = self.head(self.norm(x))
+        return logits
+
+
+class Training:
+    """Model, optimizer and one step. Owned by the thread that measures."""
+
+    def __init__(self, name: str, batch: int, optimizer: str, *, compiled: bool) -> None:
+        if name not in SIZES:
+            raise UsageError(f"bench: no model {name!r}", hint=f"one of {', '.join(SIZES)}")
+        self.size = SIZES[name]
+        self.batch = batch
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        torch.manual_seed(1)
+        self.model = GPT(self.size).to(self.device)
+        self.forward = torch.compile(self.model) if compiled else self.model
+        self.optimizer = _optimizer(optimizer, self.model)
+        self.parameters = sum(p.numel() for p in self.model.parameters())
+        shape = (batch, self.size.context + 1)
+        self._tokens = torch.randint(self.size.vocabulary, shape, device=self.device)
+
+    def step(self) -> None:
+        inputs, targets = self._tokens[:, :-1], self._tokens[:, 1:]
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
+            logits = self.forward(inputs)
+            loss = functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def state(self) -> dict[str, object]:
+        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+
+
+def _optimizer(name: str, model: nn.Module) -> torch.optim.Optimizer:
+    if name == "sgd":
+        return torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    if name == "adamw":
+        return torch.optim.AdamW(model.parameters(), lr=1e-4)
+    if name == "adamw-fused":
+        return torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    raise UsageError(f"bench: no optimizer {name!r}", hint="one of sgd, adamw, adamw-fused")

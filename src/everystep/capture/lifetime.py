@@ -1,0 +1,79 @@
+"""How long gradients are kept for their copies: as long as that costs neither time nor memory.
+
+A gradient's memory may be written again right after `step()` (`zero_grad(set_to_none=False)`, static
+buffers), or be given to the next forward's activations. The first shows in gradients that are the same
+objects step after step; then the compute stream waits for the copies right after the step. Otherwise
+gradients are kept, and let go part by part at release points: forward hooks on a few modules.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+
+import torch
+
+from everystep.capture.copier import Copier
+from everystep.core.release import release_plan
+
+POINTS_MAX = 8
+_SURE_AFTER_STEPS = 2
+
+
+class GradientLifetime:
+    """Owned by the training thread; without GPUs it has nothing to do."""
+
+    def __init__(self, copier: Copier) -> None:
+        self._copier = copier
+        self._active = bool(copier.sides)
+        self._known: dict[int, list[weakref.ref[torch.Tensor] | None]] = {}
+        self._new_in_a_row: dict[int, int] = {}
+        self._kept: set[int] = set()  # optimizers whose gradients outlived their step
+        self._plan: list[int] = []  # how many parts may be left after each release point
+        self._passed = 0  # release points since the last seal
+        self._allocated: list[int] = []  # at each of them, while there is no plan
+        self._parts: list[int] = []
+        self._steps = 0
+
+    def look(self, optimizer: int, gradients: Sequence[torch.Tensor | None]) -> bool:
+        """Before a call is logged. False: gradients were written while they were being copied."""
+        if not self._active:
+            return True
+        known = self._known.get(optimizer, [])
+        same = any(
+            ref is not None and gradient is not None and ref() is gradient
+            for ref, gradient in zip(known, gradients, strict=False)
+        )
+        before = self._new_in_a_row.get(optimizer, 0)
+        self._new_in_a_row[optimizer] = 0 if same or not known else before + 1
+        self._known[optimizer] = [None if g is None else weakref.ref(g) for g in gradients]
+        if optimizer in self._kept and not self._passed:
+            self._plan = []  # no forward came by: gradients would be kept through the next one
+        return not (same and optimizer in self._kept)
+
+    def after_step(self, optimizer: int) -> None:
+        """The step is queued: keep its gradients if that is safe, else have their copies awaited."""
+        if not self._active:
+            return
+        self._steps += 1
+        if self._plan and self._new_in_a_row.get(optimizer, 0) >= _SURE_AFTER_STEPS:
+            self._kept.add(optimizer)
+        else:
+            self._kept.discard(optimizer)
+            self._parts += self._copier.held_bytes
+            self._copier.release()
+
+    def release_point(self) -> None:
+        """A module is about to compute."""
+        if self._passed < len(self._plan):
+            self._copier.release(keep=self._plan[self._passed])
+        elif not self._plan and self._passed < POINTS_MAX:
+            self._allocated.append(self._copier.allocated_bytes)
+        self._passed += 1
+
+    def turn(self) -> None:
+        """At a seal: learn from the forward that was just seen, once optimizer state is there."""
+        sure = self._steps > _SURE_AFTER_STEPS and not self._copier.held_bytes
+        if self._active and sure and not self._plan:
+            self._plan = release_plan(self._allocated, self._copier.peak_bytes, self._parts)
+        self._passed, self._allocated, self._parts = 0, [], []

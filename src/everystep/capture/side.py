@@ -1,0 +1,210 @@
+"""A device's side stream, as the copier sees it. Only here is CUDA spoken.
+
+Copies are queued behind the work that made the data; the host never waits for them. Where memory must
+not change before a copy is done, the *compute stream* waits on the device, and that wait is measured.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+
+STAGING_BYTES = 16 << 20
+_RATE_BYTES_MIN = 1 << 20  # smaller copies say nothing about the link
+_SMOOTHING = 0.2
+
+Tensors = Sequence[torch.Tensor]
+
+
+class Side(Protocol):
+    """What a copier needs of a device. Marks are places in the side stream."""
+
+    stall_seconds: float  # time the compute stream has waited for us
+    link_bytes_per_second: float  # 0: not measured yet
+    window_seconds: float  # from one step to the next; 0: not measured yet
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Device memory in use by this process's tensors now."""
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that was ever in use."""
+
+    def follow(self) -> None:
+        """Queue what comes next behind everything the compute stream has been given so far."""
+
+    def staging(self) -> torch.Tensor:
+        """STAGING_BYTES of device memory for packing; used in the order of the side stream."""
+
+    def pack(self, targets: Tensors, sources: Tensors) -> None:
+        """Copies that stay on the device, all in one call."""
+
+    def offload(self, targets: Tensors, sources: Tensors) -> None:
+        """Copies into host memory, all in one call."""
+
+    def mark(self) -> Any:
+        """The place the side stream has been filled up to."""
+
+    def passed(self, mark: Any) -> bool:
+        """Whether everything before the mark is done, as far as the host can know."""
+
+    def hold_back(self, mark: Any) -> None:
+        """Let the compute stream wait for the mark."""
+
+    def open_window(self) -> None:
+        """A step is queued: the time until the next one begins."""
+
+    def close_window(self) -> None:
+        """The next step is about to be queued."""
+
+    def write_word(self, target: torch.Tensor, word: int) -> None:
+        """Put 64 bits into host memory, behind every copy queued so far."""
+
+    def close(self) -> None:
+        """Wait until nothing is queued any more."""
+
+
+class CudaSide:
+    """Owned by the training thread."""
+
+    def __init__(self, device: torch.device, *, page_locked: bool) -> None:
+        self._device = device
+        self._asynchronous = page_locked
+        self._stream = torch.cuda.Stream(device)
+        self._word = torch.empty(1, dtype=torch.int64, device=device)
+        self._staging: torch.Tensor | None = None
+        self._batched = _copies_lists(device)
+        self._waits: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
+        self._copies: deque[tuple[torch.cuda.Event, torch.cuda.Event, int]] = deque()
+        self.stall_seconds = 0.0
+        self.link_bytes_per_second = 0.0
+        self._window: torch.cuda.Event | None = None
+        self._windows: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
+        self.window_seconds = 0.0
+
+    @property
+    def allocated_bytes(self) -> int:
+        return torch.cuda.memory_allocated(self._device)
+
+    @property
+    def peak_bytes(self) -> int:
+        return torch.cuda.max_memory_allocated(self._device)
+
+    def follow(self) -> None:
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        self._harvest()
+
+    def staging(self) -> torch.Tensor:
+        if self._staging is None:
+            self._staging = torch.empty(STAGING_BYTES, dtype=torch.uint8, device=self._device)
+            self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        return self._staging
+
+    def pack(self, targets: Tensors, sources: Tensors) -> None:
+        with torch.cuda.stream(self._stream):
+            torch._foreach_copy_(list(targets), list(sources))
+
+    def offload(self, targets: Tensors, sources: Tensors) -> None:
+        size = sum(target.nbytes for target in targets)
+        timed = size >= _RATE_BYTES_MIN
+        with torch.cuda.stream(self._stream):
+            began = self._timed_mark(self._stream) if timed else None
+            if self._batched:
+                torch._foreach_copy_(list(targets), list(sources), non_blocking=self._asynchronous)
+            else:
+                for target, source in zip(targets, sources, strict=True):
+                    target.copy_(source, non_blocking=self._asynchronous)
+            if began is not None:
+                self._copies.append((began, self._timed_mark(self._stream), size))
+
+    def mark(self) -> torch.cuda.Event:
+        event = torch.cuda.Event()
+        event.record(self._stream)
+        return event
+
+    def passed(self, mark: torch.cuda.Event) -> bool:
+        return bool(mark.query())
+
+    def hold_back(self, mark: torch.cuda.Event) -> None:
+        if mark.query():
+            return
+        compute = torch.cuda.current_stream(self._device)
+        before = self._timed_mark(compute)
+        compute.wait_event(mark)
+        self._waits.append((before, self._timed_mark(compute)))
+
+    def open_window(self) -> None:
+        self._window = self._timed_mark(torch.cuda.current_stream(self._device))
+
+    def close_window(self) -> None:
+        if self._window is not None:
+            now = self._timed_mark(torch.cuda.current_stream(self._device))
+            self._windows.append((self._window, now))
+            self._window = None
+
+    def write_word(self, target: torch.Tensor, word: int) -> None:
+        signed = word - (1 << 64) if word >> 63 else word
+        with torch.cuda.stream(self._stream):
+            self._word.fill_(signed)
+            target.view(torch.int64).copy_(self._word, non_blocking=self._asynchronous)
+
+    def close(self) -> None:
+        self._stream.synchronize()
+        self._harvest()
+
+    @staticmethod
+    def _timed_mark(stream: torch.cuda.Stream) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(stream)
+        return event
+
+    def _harvest(self) -> None:
+        """Take in what was measured, without waiting for what is still under way."""
+        while self._waits and self._waits[0][1].query():
+            before, after = self._waits.popleft()
+            self.stall_seconds += before.elapsed_time(after) / 1e3
+        while self._copies and self._copies[0][1].query():
+            before, after, size = self._copies.popleft()
+            rate = size / max(before.elapsed_time(after) / 1e3, 1e-9)
+            self.link_bytes_per_second = _smooth(self.link_bytes_per_second, rate)
+        while self._windows and self._windows[0][1].query():
+            before, after = self._windows.popleft()
+            seconds = before.elapsed_time(after) / 1e3
+            self.window_seconds = _smooth(self.window_seconds, seconds)
+
+
+def _copies_lists(device: torch.device) -> bool:
+    """Whether this torch copies a list of device tensors to the host in one call."""
+    sources = [torch.full((3,), float(i), device=device) for i in range(2)]
+    targets = [torch.zeros(3) for _ in sources]
+    try:
+        torch._foreach_copy_(targets, sources, non_blocking=True)
+    except RuntimeError:
+        return False
+    torch.cuda.synchronize(device)
+    return all(torch.equal(t, s.cpu()) for t, s in zip(targets, sources, strict=True))
+
+
+def _smooth(known: float, new: float) -> float:
+    return known + _SMOOTHING * (new - known) if known else new
+
+
+def open_sides(memory: torch.Tensor, devices: set[torch.device]) -> dict[torch.device, Side]:
+    """A side stream for every GPU among the devices; `memory` is page-locked for them."""
+    cuda = [device for device in devices if device.type == "cuda"]
+    if not cuda:
+        return {}
+    # where registering is refused copies wait for the device, and stay correct
+    code = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0)
+    return {device: CudaSide(device, page_locked=int(code) == 0) for device in cuda}
+
+
+def close_sides(memory: torch.Tensor, sides: dict[torch.device, Side]) -> None:
+    for side in sides.values():
+        side.close()
+    if any(device.type == "cuda" for device in sides):
+        torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())

@@ -1,0 +1,206 @@
+"""Sends state as it is: what changed outside `step()`, what could not be logged, and bases.
+
+On a GPU the copies run while the next forward and backward compute, when state does not change. A base
+is spread over as many steps as that takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from everystep.capture.census import LiveCensus
+from everystep.capture.copier import Copier
+from everystep.capture.outbox import Outbox
+from everystep.capture.watch import Watch
+from everystep.core.census import Mode
+from everystep.core.events import Rebase, SlotValues
+from everystep.core.pace import FIRST_SLICE_BYTES, next_slice_bytes
+from everystep.format import values
+from everystep.lane.ring import RingWriter
+from everystep.replay.tensors import pack
+
+
+class StateSender:
+    """Owned by the training thread."""
+
+    def __init__(
+        self,
+        live: LiveCensus,
+        ring: RingWriter,
+        outbox: Outbox,
+        copier: Copier,
+        watch: Watch,
+        versions: list[int],
+        budget_percent: float,
+    ) -> None:
+        self._live = live
+        self._ring = ring
+        self._outbox = outbox
+        self._copier = copier
+        self._watch = watch
+        self._versions = versions
+        self._budget_percent = budget_percent
+        self.target = 0  # the step that the record being filled will be sealed as
+        self.edits = 0  # tensors sent because something changed them outside step()
+        self.unlogged: set[int] = set()  # atoms whose whole state goes with this record
+        self._queue: list[tuple[int, ...]] = []  # atoms still to be based, in units
+        self._flying: dict[int, object] = {}  # atoms whose state is being copied, as they looked
+        self._fresh = False
+        self._slice_bytes = FIRST_SLICE_BYTES
+        self._stall_before = 0.0
+        self._log_atoms = {a for s in live.census.optimizers if s.mode is Mode.LOG for a in s.atoms}
+
+    # ------------------------------------------------------------------ what changed
+
+    def changes(
+        self, atoms: Iterable[int] | None, optimizers: Iterable[int], *, stays: bool
+    ) -> None:
+        """What changed outside step(), unless its whole state is sent at this seal anyway."""
+        edited = [a for a in self._watch.edited_values(atoms) if a not in self.unlogged]
+        self._values(edited, stays)
+        self.edits += sum(not self._live.census.atoms[a].buffer for a in edited)
+        for index in optimizers:
+            found = self._watch.slots(index)
+            if found.lost:
+                self.unlogged.update(self._live.census.optimizers[index].atoms)
+            changed = [a for a in found.edited if a not in self.unlogged]
+            self._slots(index, changed, stays)
+            self.edits += len(changed)
+
+    def _values(self, atoms: list[int], stays: bool) -> None:
+        """`stays`: only a step will change them again; buffers change in any forward."""
+        for atom in atoms:
+            steady = stays and not self._live.census.atoms[atom].buffer
+            self._outbox.tensor(atom, "", self._live.tensors[atom], stays=steady)
+            self._versions[atom] = self.target
+            if steady:
+                self._fly(atom)
+
+    def _slots(self, index: int, atoms: list[int], stays: bool) -> None:
+        prefix = self._live.census.optimizers[index].key + "/"
+        for atom in atoms:
+            others: dict[str, Any] = {}
+            for name, value in self._live.state_of(index, atom).items():
+                if isinstance(name, str) and isinstance(value, torch.Tensor):
+                    self._outbox.tensor(atom, prefix + name, value, stays=stays)
+                else:
+                    others[name] = value
+            if others:
+                encoded = values.encode(others, f"optimizer state of atom {atom}", pack)
+                self._outbox.room(0, len(encoded))
+                self._outbox.add(SlotValues(atom, index, encoded))
+            self._versions[atom] = self.target
+            if stays:
+                self._fly(atom)
+
+    def _atom(self, atom: int) -> None:
+        """Everything there is of one atom, without touching its version."""
+        version = self._versions[atom]
+        self._values([atom], stays=True)
+        for index, spec in enumerate(self._live.census.optimizers):
+            if atom in spec.atoms:
+                self._slots(index, [atom], stays=True)
+        self._versions[atom] = version
+
+    # ------------------------------------------------------------------ bases
+
+    def queue_base(self, atoms: Iterable[int] | None = None) -> None:
+        """Have these atoms based anew, some at every seal; log atoms go together. None: all of them,
+        and the shadow has none of them until they come."""
+        self._fresh = atoms is None or (self._fresh and bool(self._queue))
+        wanted = set(range(len(self._live.tensors))) if atoms is None else set(atoms)
+        queued = {a for unit in self._queue for a in unit}
+        if wanted & self._log_atoms:
+            self._queue = [u for u in self._queue if not self._log_atoms & set(u)]
+            self._queue.insert(0, tuple(sorted(self._log_atoms)))
+        self._queue += [(a,) for a in sorted(wanted - self._log_atoms - queued)]
+
+    def base(self, gradient_bytes: int) -> None:
+        """The next slice of what is queued, as long as half the ring stays free for records."""
+        slice_bytes = self._next_slice(gradient_bytes) if self._queue else 0
+        sent: list[int] = []
+        before = self._outbox.bytes_sent
+        while self._queue and (not sent or self._ring_has_room):
+            if sent and self._copier.sides and self._outbox.bytes_sent - before >= slice_bytes:
+                break
+            for atom in self._queue.pop(0):
+                self._atom(atom)
+                sent.append(atom)
+        self._close_base(sent)
+
+    def unlogged_now(self) -> None:
+        """Atoms whose step could not be logged: their whole state, as it is now."""
+        if not self.unlogged:
+            return
+        for atom in self.unlogged:
+            self._versions[atom] = self.target
+        self.queue_base(self.unlogged)
+        now = [unit for unit in self._queue if self.unlogged & set(unit)]
+        self._queue = [unit for unit in self._queue if unit not in now]
+        sent = [atom for unit in now for atom in unit]
+        for atom in sent:
+            self._atom(atom)
+        self._close_base(sent)
+        self.unlogged.clear()
+
+    def _close_base(self, sent: list[int]) -> None:
+        if sent:
+            self._outbox.room(0, 16 * len(sent))
+            self._outbox.add(Rebase(tuple(sent), tuple(self._versions[a] for a in sent)))
+
+    def _next_slice(self, gradient_bytes: int) -> int:
+        stall = self._copier.stall_seconds
+        self._slice_bytes = next_slice_bytes(
+            self._slice_bytes,
+            link_bytes_per_second=self._copier.link_bytes_per_second,
+            window_seconds=self._copier.window_seconds,
+            gradient_bytes=gradient_bytes,
+            stall_seconds=stall - self._stall_before,
+            budget_percent=self._budget_percent,
+        )
+        self._stall_before = stall
+        return self._slice_bytes
+
+    @property
+    def _ring_has_room(self) -> bool:
+        return 2 * self._ring.free >= self._ring.geometry.slots
+
+    @property
+    def baseless(self) -> set[int]:
+        """Atoms that the shadow has no base of: it cannot use their gradients."""
+        return {a for unit in self._queue for a in unit} if self._fresh else set()
+
+    @property
+    def atoms_left(self) -> int:
+        """Atoms of a base that have still to be sent."""
+        return sum(len(unit) for unit in self._queue)
+
+    def forget(self) -> None:
+        """Nothing of what was to be sent is wanted any more."""
+        self.unlogged.clear()
+        self._queue.clear()
+
+    # ------------------------------------------------------------------ copies in flight
+
+    def _fly(self, atom: int) -> None:
+        if self._copier.sides:
+            self._flying[atom] = self._watch.looks(atom)
+
+    def settle_if_landed(self) -> bool:
+        """Commit what has been copied meanwhile. False: somebody changed it, and a gap was made."""
+        return not self._flying or not self._copier.state_has_landed or self._settle()
+
+    def land(self) -> bool:
+        """State may change from here on, or must be in the ring now. False as above."""
+        if not self._copier.state_in_flight:
+            return True
+        self._copier.hold_back_for_state()
+        return self._settle()
+
+    def _settle(self) -> bool:
+        intact = all(self._watch.looks(atom) == mark for atom, mark in self._flying.items())
+        self._flying.clear()
+        return not self._copier.settle(intact=intact)

@@ -1,0 +1,130 @@
+"""`everystep bench`: measurements of this machine, each by one command."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.table import Table
+
+from everystep.cli import output
+
+bench = typer.Typer(help="Measure this machine.", no_args_is_help=True)
+
+
+@bench.command("verify")
+def bench_verify(
+    json: output.Json = False,
+    gigabytes: Annotated[float, typer.Option(help="Size of the store made for it.")] = 1.0,
+) -> None:
+    """How fast `everystep verify` reads a healthy store."""
+    from everystep.bench.verify_speed import verify_speed
+
+    with output.refusals(json):
+        document = verify_speed(int(gigabytes * 1e9))
+    output.show(document, json, lambda: [output.pairs("everystep verify", document.items())])
+
+
+@bench.command("copy")
+def bench_copy(
+    json: output.Json = False,
+    folder: Annotated[Path | None, typer.Option(help="Whose disk is measured.")] = None,
+    gigabytes: Annotated[float, typer.Option(help="Written to the disk for each figure.")] = 2.0,
+) -> None:
+    """How fast bytes move here: memory, GPU and disk."""
+    from everystep.bench.links import links
+
+    with output.refusals(json):
+        document = links(folder, int(gigabytes * 1e9))
+    output.show(document, json, lambda: [_rates(document)])
+
+
+@bench.command("overhead")
+def bench_overhead(
+    model: Annotated[
+        str, typer.Option(help="gpt-tiny, gpt-124m, gpt-350m or gpt-1.3b.")
+    ] = "gpt-tiny",
+    batch: Annotated[int, typer.Option(help="Sequences a step.")] = 8,
+    every: Annotated[int, typer.Option(help="Steps from one checkpoint to the next.")] = 1,
+    steps: Annotated[int, typer.Option(help="Of each window that is measured.")] = 40,
+    optimizer: Annotated[str, typer.Option(help="sgd, adamw or adamw-fused.")] = "adamw-fused",
+    methods: Annotated[str, typer.Option(help="Some of them, with commas; default: all.")] = "",
+    json: Annotated[
+        Path | None, typer.Option(help="File for the figures; a PNG lies beside it.")
+    ] = None,
+    compile: Annotated[
+        bool, typer.Option("--compile", help="Train through torch.compile.")
+    ] = False,
+    busy_loader: Annotated[
+        bool, typer.Option("--busy-loader", help="Half the cores are busy.")
+    ] = False,
+    patience: Annotated[float, typer.Option(help="Seconds after which a window ends.")] = 60.0,
+    folder: Annotated[Path | None, typer.Option(help="Where checkpoints go.")] = None,
+) -> None:
+    """What a checkpoint every few steps costs: none, ours, and the peers that are installed."""
+    from everystep.bench.methods import METHODS
+    from everystep.bench.overhead import Settings, overhead
+
+    wanted = tuple(methods.split(",")) if methods else tuple(METHODS)
+    settings = Settings(
+        model, batch, every, steps, optimizer, wanted, compile, busy_loader, patience, folder
+    )
+    with output.refusals(False):
+        document = overhead(settings, output.console.print)
+        if json is not None:
+            from everystep.bench.plot import plot_overhead
+
+            json.write_bytes(msgspec.json.format(msgspec.json.encode(document)))
+            if not plot_overhead(document, json.with_suffix(".png")):
+                output.errors.print("no picture: pip install everystep[bench] brings matplotlib")
+    output.show(document, False, lambda: [_methods(document)])
+
+
+def _rates(document: dict[str, Any]) -> Table:
+    def rows(prefix: str, part: dict[str, Any]) -> Iterator[tuple[str, str]]:
+        for name, value in part.items():
+            if isinstance(value, dict):
+                yield from rows(f"{prefix}{name} ", value)
+            elif isinstance(value, float):
+                yield f"{prefix}{name}", f"{value / 1e9:.2f} GB/s"
+            else:
+                yield f"{prefix}{name}", str(value)
+
+    return output.pairs("", rows("", document))
+
+
+def _methods(document: dict[str, Any]) -> Table:
+    names = (
+        "method",
+        "median",
+        "p99",
+        "ratio",
+        "GPU peak",
+        "driver",
+        "host stall",
+        "device stall",
+        "lag",
+    )
+    rows = []
+    for name, found in document["methods"].items():
+        stall, device = found.get("stall_seconds"), found.get("device_stall_seconds")
+        rows.append(
+            (
+                name,
+                f"{1e3 * found['median_seconds']:.1f} ms",
+                f"{1e3 * found['p99_seconds']:.1f} ms",
+                f"{found['ratio']:.4f}",
+                f"{found['peak_gpu_bytes_more'] / 2**20:+.0f} MiB",
+                f"{found['driver_gpu_bytes_more'] / 2**20:+.0f} MiB",
+                "" if stall is None else f"{stall:.3f} s",
+                "" if device is None else f"{device:.3f} s",
+                "" if found.get("lag_steps") is None else found["lag_steps"],
+            )
+        )
+    title = f"{document['model']}, batch {document['batch']}, every {document['every']}"
+    return output.columns(
+        f"{title}, none spreads {100 * document['none_spread']:.1f} %", names, rows
+    )

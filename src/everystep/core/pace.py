@@ -1,0 +1,34 @@
+"""How much of a base travels at each step, so that training does not notice."""
+
+from __future__ import annotations
+
+FIRST_SLICE_BYTES = 64 << 20
+_SLICE_BYTES_MIN = 4 << 20
+_SHARE = 0.8  # of what the link can take besides gradients; measured rates are never quite steady
+
+
+def next_slice_bytes(
+    last: int,
+    *,
+    link_bytes_per_second: float,
+    window_seconds: float,
+    gradient_bytes: int,
+    stall_seconds: float,
+    budget_percent: float,
+) -> int:
+    """Bytes of state for the next step. Gradients go first, state fills the rest of the link.
+
+    `window_seconds` is the time from one step to the next, in which state does not change; the last
+    slice cost `stall_seconds`. Rates that are not known yet are 0.
+    """
+    if not link_bytes_per_second or not window_seconds:
+        return last
+    if stall_seconds > window_seconds * budget_percent / 100:
+        return max(_SLICE_BYTES_MIN, last // 2)
+    room = int(_SHARE * (link_bytes_per_second * window_seconds - gradient_bytes))
+    return max(_SLICE_BYTES_MIN, min(room, 2 * last))
+
+
+def steps_left(bytes_left: int, slice_bytes: int) -> int:
+    """How many steps the rest of a base is spread over."""
+    return -(-bytes_left // max(slice_bytes, 1))

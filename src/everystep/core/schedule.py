@@ -1,0 +1,75 @@
+"""When each piece of state leaves the device, if all of it must within one iteration.
+
+Between two steps state does not change: a piece can be *offloaded* (device to host) as it is. What the
+link cannot take in that time is *snapshotted* (device to device, fast) right before the step, when
+activations are gone, and offloaded behind it. What finds no memory for a snapshot either makes the step
+wait. The idea is Checkflow's (IEEE CAL 24(2), 2025), which solves an integer programme; this is a greedy
+answer to the same question, and a test compares it with the exact one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Phase(NamedTuple):
+    """A stretch of an iteration."""
+
+    link_bytes: int  # what the link can take meanwhile, beside what it carries anyway
+    free_bytes: int  # memory that can be used meanwhile without raising the peak
+
+
+class Schedule(NamedTuple):
+    """For every piece the phase it is offloaded in; `len(phases)` stands for "the step waits"."""
+
+    phase_of: list[int]
+    update: int
+    phases: int
+
+    @property
+    def live(self) -> list[int]:
+        return [i for i, phase in enumerate(self.phase_of) if phase < self.update]
+
+    @property
+    def snapshot(self) -> list[int]:
+        return [i for i, p in enumerate(self.phase_of) if self.update <= p < self.phases]
+
+    @property
+    def late(self) -> list[int]:
+        return [i for i, phase in enumerate(self.phase_of) if phase == self.phases]
+
+
+def cut(sizes: Sequence[int], limit: int) -> list[tuple[int, int, int]]:
+    """Tensors in pieces of at most `limit` bytes: (tensor, start, bytes)."""
+    return [
+        (number, start, min(limit, size - start))
+        for number, size in enumerate(sizes)
+        for start in range(0, size, limit)
+    ]
+
+
+def plan_offload(sizes: Sequence[int], phases: Sequence[Phase], update: int) -> Schedule:
+    """Spread pieces over phases; the step overwrites them at the start of phase `update`.
+
+    Large pieces first, each where it fits most tightly before the update; then, as snapshots, in the
+    earliest phase behind it that has link and memory left.
+    """
+    link = [phase.link_bytes for phase in phases]
+    free = [phase.free_bytes for phase in phases]
+    phase_of = [len(phases)] * len(sizes)
+    for piece in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+        size = sizes[piece]
+        before = [s for s in range(update) if link[s] >= size]
+        if before:
+            chosen = min(before, key=lambda s: link[s])
+        else:
+            behind = range(update, len(phases))
+            fits = (s for s in behind if link[s] >= size and min(free[update : s + 1]) >= size)
+            chosen = next(fits, len(phases))
+            for s in range(update, min(chosen + 1, len(phases))) if chosen < len(phases) else ():
+                free[s] -= size
+        if chosen < len(phases):
+            link[chosen] -= size
+        phase_of[piece] = chosen
+    return Schedule(phase_of, update, len(phases))

@@ -1,0 +1,76 @@
+"""Periodic checkpoints without a log, and state at every step instead of gradients."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn, optim
+
+import everystep
+
+from .harness import Job, check, look, same, seed_all
+
+
+def build() -> Job:
+    model = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    optimizer = optim.AdamW(model.parameters(), lr=0.05)
+
+    def turn(step: int) -> Any:
+        loss = model(torch.randn(4, 5)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return Job(model, optimizer, turn)
+
+
+@pytest.mark.parametrize("source", ["shadow", "store"])
+def test_state_at_every_step_without_a_log(tmp_path: Path, source: str) -> None:
+    outcome = check(build, tmp_path, source=source, log=False)
+    assert outcome.status["optimizers"]["optimizer"][0] == "state"
+
+
+def test_periodic_bases_are_durable_states_of_the_run(tmp_path: Path) -> None:
+    seed_all(1)
+    job = build()
+    run, seen = tmp_path / "run", {}
+    options = {"every": 5, "keep_last": 100, "on_lag": "wait", "on_failure": "raise"}
+    with everystep.attach(job.model, job.optimizer, run=run, **options) as training:
+        for step in training.steps(23):
+            seen[step] = look(job, whole=False)
+            if step % 5 == 4:
+                _wait_for_base(training, step - 4)
+            job.turn(step)
+        seen[23] = look(job, whole=False)
+        status = training.status()
+    assert status["mode"] == "periodic" and status["records_let_go"] == 0
+    steps = everystep.open_run(run).steps
+    assert steps[0] == 0 and steps[-1] == 23, steps
+    assert all(5 <= after - before <= 9 for before, after in itertools.pairwise(steps[:-1]))
+    for step in steps:
+        fresh = build()
+        assert everystep.restore(run, fresh.model, fresh.optimizer, step=step) == step
+        same(seen[step], look(fresh, whole=False), f"base at {step}")
+
+
+def _wait_for_base(training: everystep.Run, least: int) -> None:
+    """Steps here take microseconds; a shadow that is still loading would be passed by several bases."""
+
+    def steps() -> list[int]:
+        there = (training.path / "everystep.json").exists()
+        return everystep.open_run(training.path).steps if there else []
+
+    deadline = time.monotonic() + 60
+    while not any(step >= least for step in steps()):
+        assert time.monotonic() < deadline, f"no base at or after step {least}"
+        time.sleep(0.01)
+
+
+def test_flush_takes_a_base_between_two_periods(tmp_path: Path) -> None:
+    check(build, tmp_path, source="store", every=100)

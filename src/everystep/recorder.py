@@ -264,7 +264,7 @@ class Recorder:
             "stall_seconds": self.tap.outbox.stall_seconds,
             "device_stall_seconds": self.tap.copier.stall_seconds,
         }
-        return {name: self._past[name] + now[name] for name in now}
+        return {name: self._past[name] + now[name] for name in now} | self.tap.rates
 
     @property
     def mode(self) -> tuple[str, str]:

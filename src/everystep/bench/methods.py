@@ -74,6 +74,8 @@ class Everystep(Nothing):
             "lag_steps": before.get("lag_steps"),
             "warm_up": {name: self._before[name] for name in counted},
             "mode": before.get("mode"),
+            "link_bytes_per_second": before.get("link_bytes_per_second"),
+            "window_seconds": before.get("window_seconds"),
             "shadow_step": before.get("shadow_step"),
             "trainer_step": before.get("trainer_step"),
             "durable_step": before.get("durable_step"),

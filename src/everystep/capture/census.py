@@ -79,8 +79,9 @@ def release_modules(models: Iterable[torch.nn.Module], count: int) -> list[torch
     for model in models:
         visit(model)
     owners = list(found.values())
-    spread = min(count, len(owners))
-    return [owners[i * len(owners) // spread] for i in range(spread)]
+    if len(owners) <= count:
+        return owners
+    return [owners[i * (len(owners) - 1) // (count - 1)] for i in range(count)]
 
 
 def has_grown(live: LiveCensus) -> bool:

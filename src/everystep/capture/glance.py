@@ -1,50 +1,48 @@
-"""How an optimizer's state looks, taken quickly enough for every step: no atom is visited in Python
-unless something did change."""
+"""How an optimizer's state looks, taken quickly enough for every step: no slot is visited in Python unless
+something did change."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import chain
-from operator import is_
+from operator import attrgetter, is_
 from typing import Any
 
 import torch
 
-Slots = dict[str, tuple[int, object]]  # name: identity, and address and version of a tensor
+Slots = dict[str, tuple[int, int]]  # name: identity and version
+_version = attrgetter("_version")
 
 
 class Glance:
-    """Which objects there are, where their memory lies and how often they were written. Versions are
-    hints: writes through `.data` do not count."""
+    """Which objects there are and how often they were written. Versions are hints: writes through `.data`
+    do not count."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         states: list[dict[str, Any]] = list(optimizer.state.values())
         self._owners = list(optimizer.state)
-        self._counts = list(map(len, states))
-        self._names = list(chain.from_iterable(states))
+        self._names = [list(state) for state in states]
         self._values = list(chain.from_iterable(map(dict.values, states)))
-        self._marks = [
-            (v.data_ptr(), v._version) if isinstance(v, torch.Tensor) else None
-            for v in self._values
-        ]
+        self._tensors = [v for v in self._values if isinstance(v, torch.Tensor)]
+        self._versions = list(map(_version, self._tensors))
 
-    def same_as(self, other: Glance) -> bool:
+    def still_holds(self, optimizer: torch.optim.Optimizer) -> bool:
+        values = list(chain.from_iterable(map(dict.values, optimizer.state.values())))
         return (
-            self._counts == other._counts
-            and self._marks == other._marks
-            and all(map(is_, self._owners, other._owners))
-            and all(map(is_, self._values, other._values))
-            and self._names == other._names
+            len(values) == len(self._values)
+            and len(optimizer.state) == len(self._owners)
+            and all(map(is_, values, self._values))
+            and all(map(is_, optimizer.state, self._owners))
+            and list(map(_version, self._tensors)) == self._versions
         )
 
     def slots(self) -> dict[int, Slots]:
         """For every parameter (by identity) its slots."""
-        return {id(owner): dict(own) for owner, own in zip(self._owners, self._cut(), strict=True)}
-
-    def _cut(self) -> Iterator[list[tuple[str, tuple[int, object]]]]:
-        at = 0
-        for count in self._counts:
-            part = slice(at, at + count)
-            marks = zip(map(id, self._values[part]), self._marks[part], strict=True)
-            yield list(zip(self._names[part], marks, strict=True))
-            at += count
+        versions = dict(zip(map(id, self._tensors), self._versions, strict=True))
+        values = iter(self._values)
+        return {
+            id(owner): {
+                name: (id(value), versions.get(id(value), 0))
+                for name, value in zip(names, values, strict=False)
+            }
+            for owner, names in zip(self._owners, self._names, strict=True)
+        }

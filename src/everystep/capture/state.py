@@ -25,12 +25,13 @@ class UserState:
     def collect(self) -> bytes:
         """Encoded state of every member; an unsupported type is refused by its path."""
         began = time.perf_counter()
-        random_states = capture_rng()
+        asks = any(not isinstance(member, dict) for member in self.members.values())
+        random_states = capture_rng() if asks else b""
         found = {
             name: member if isinstance(member, dict) else _state_of(member)
             for name, member in self.members.items()
         }
-        if capture_rng() != random_states:  # a loader makes its iterator to tell its place
+        if asks and capture_rng() != random_states:  # a loader makes an iterator to tell its place
             restore_rng(random_states)
         spent = time.perf_counter() - began
         self.seconds_total += spent

@@ -385,6 +385,14 @@ class Tap:
         return not self._letting_go
 
     @property
+    def rates(self) -> dict[str, float]:
+        """What the device link was measured to do; 0 where there is none."""
+        return {
+            "link_bytes_per_second": self.copier.link_bytes_per_second,
+            "window_seconds": self.copier.window_seconds,
+        }
+
+    @property
     def mode(self) -> tuple[str, str]:
         """What happens to this run's steps just now, and why."""
         if self._resting:

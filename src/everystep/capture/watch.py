@@ -8,6 +8,7 @@ by version and address, which are hints.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from operator import attrgetter
 from typing import NamedTuple
 
 import torch
@@ -21,6 +22,7 @@ from everystep.replay.tensors import raw_bytes
 _FROZEN_BYTES_PER_SEAL = 16 << 20
 _BUFFER_BYTES_MAX = 64 << 10
 Mark = int | tuple[int, int]
+_version = attrgetter("_version")
 
 
 class SlotChanges(NamedTuple):
@@ -38,9 +40,8 @@ class Watch:
         self._always = [i for i, atom in enumerate(live.census.atoms) if i in moved or atom.buffer]
         self._frozen = [i for i in range(len(live.tensors)) if i not in set(self._always)]
         self._round = 0
-        self._marks: dict[int, Mark] = {}
-        self._only_hints = all(t.device.type != "cpu" for t in live.tensors)
-        self._hints_seen: list[Mark] = []
+        self._by_hints = all(t.device.type != "cpu" for t in live.tensors)
+        self._moves_all = [len(set(s.atoms)) == len(live.tensors) for s in live.census.optimizers]
         # BatchNorm's statistics change without a trace: where bytes are not compared, they always go
         self._small_buffers = [
             i
@@ -49,45 +50,53 @@ class Watch:
             and atom.bytes <= _BUFFER_BYTES_MAX
             and live.tensors[i].device.type != "cpu"
         ]
-        self._hints = {i: self._hint(i) for i in self._frozen}
-        self._slots: dict[int, Glance] = {}
+        self._marks: list[Mark] = []
+        self._hints: dict[int, Mark] = {}
+        self._slots: list[Glance] = []
         self.mark_all()
 
     def mark_all(self) -> None:
         """Everything is known as it is now."""
-        self._marks = {i: self._digest(i) for i in range(len(self._live.tensors))}
-        self._hints_seen = self._all_hints() if self._only_hints else []
+        self._marks = [self._digest(i) for i in range(len(self._live.tensors))]
         self._hints = {i: self._hint(i) for i in self._frozen}
-        for index, optimizer in enumerate(self._live.optimizers):
-            self._slots[index] = Glance(optimizer)
+        self._slots = [Glance(optimizer) for optimizer in self._live.optimizers]
 
     def after_step(self, index: int) -> None:
         """What the optimizer just did to its own atoms is no edit."""
-        for atom in self._live.census.optimizers[index].atoms:
-            self._marks[atom] = mark = self._digest(atom)
-            if self._only_hints:
-                self._hints_seen[atom] = mark
         self._slots[index] = Glance(self._live.optimizers[index])
+        if self._by_hints and self._moves_all[index]:
+            self._marks = self._all_hints()
+            return
+        for atom in self._live.census.optimizers[index].atoms:
+            self._marks[atom] = self._digest(atom)
 
     def edited_values(self, atoms: Iterable[int] | None = None) -> list[int]:
         """Atoms whose bytes differ from their mark; they are marked anew."""
-        buffers = self._small_buffers if atoms is None else []
-        if self._only_hints and self._all_hints() == self._hints_seen:
-            return buffers
+        if self._by_hints:
+            return self._edited_by_hints(atoms)
         looked_at = [*self._always, *self._frozen_now()] if atoms is None else atoms
         edited = []
         for atom in looked_at:
             mark = self._digest(atom)
             if mark != self._marks[atom]:
                 self._marks[atom] = mark
-                if atom not in buffers:
-                    edited.append(atom)
-        if atoms is None and self._only_hints:
-            self._hints_seen = self._all_hints()
-        return edited + buffers
+                edited.append(atom)
+        return edited
+
+    def _edited_by_hints(self, atoms: Iterable[int] | None) -> list[int]:
+        now = self._all_hints()
+        buffers = self._small_buffers if atoms is None else []
+        if now == self._marks:  # nearly always, so it must be quick
+            return buffers
+        looked_at = range(len(now)) if atoms is None else atoms
+        edited = [a for a in looked_at if now[a] != self._marks[a]]
+        for atom in edited:
+            self._marks[atom] = now[atom]
+        return [a for a in edited if a not in buffers] + buffers
 
     def _all_hints(self) -> list[Mark]:
-        return [(t.data_ptr(), t._version) for t in self._live.tensors]
+        tensors = self._live.tensors
+        return list(zip(map(torch.Tensor.data_ptr, tensors), map(_version, tensors), strict=True))
 
     def looks(self, atom: int) -> object:
         """A hint that changes when the atom's value or slots are written or replaced."""
@@ -107,10 +116,10 @@ class Watch:
 
     def slots(self, index: int) -> SlotChanges:
         """What happened to an optimizer's state outside its step; it is marked anew."""
-        before, now = self._slots[index], Glance(self._live.optimizers[index])
-        if before.same_as(now):
+        before, optimizer = self._slots[index], self._live.optimizers[index]
+        if before.still_holds(optimizer):
             return SlotChanges([], False)
-        self._slots[index] = now
+        now = self._slots[index] = Glance(optimizer)
         old, new = before.slots(), now.slots()
         edited, lost = [], False
         for atom in self._live.census.optimizers[index].atoms:
@@ -144,7 +153,7 @@ class Watch:
 
     def _frozen_now(self) -> list[int]:
         """Frozen atoms whose hint changed, and the next few in turn."""
-        hints = {i: self._hint(i) for i in self._frozen}
+        hints: dict[int, Mark] = {i: self._hint(i) for i in self._frozen}
         chosen = {i for i in self._frozen if hints[i] != self._hints[i]}
         self._hints = hints
         budget = _FROZEN_BYTES_PER_SEAL
@@ -158,7 +167,7 @@ class Watch:
         return sorted(chosen)
 
     def _digest(self, atom: int) -> Mark:
-        if self._live.tensors[atom].device.type != "cpu":
+        if self._by_hints or self._live.tensors[atom].device.type != "cpu":
             return self._hint(atom)
         return xxhash.xxh3_64_intdigest(self._bytes(atom))
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -132,6 +133,7 @@ class Run:
         self._rewound = False  # the turn of the loop in which rewind was called is void
         self._closed = False
         self._resumed_from = ""
+        self._attach_seconds: dict[str, float] = {}
         self._rng_to_restore: bytes | None = None
         self._user_state = UserState(state)
         if options.enabled:
@@ -149,15 +151,22 @@ class Run:
         """Find the newest point, load it, and connect to a shadow that goes on from it."""
         live = recorder.census()
         recorder.versions = [0] * len(live.tensors)
-        found, card = find_newest(self.path, folder)
+        found, card = self._timed("find", find_newest, self.path, folder)
         if found is None:
-            recorder.connect(live, predecessor=card)
+            self._timed("connect", recorder.connect, live, predecessor=card)
             return
         try:
-            live = self._load(recorder, live, found)
+            live = self._timed("load", self._load, recorder, live, found)
             # a shadow's memory is handed on only if it describes exactly what is trained now
             whole = found if found.holding and found.census == live.census else None
-            recorder.connect(live, found=whole, predecessor=card, opening_rng=found.session.rng)
+            self._timed(
+                "connect",
+                recorder.connect,
+                live,
+                found=whole,
+                predecessor=card,
+                opening_rng=found.session.rng,
+            )
         finally:
             found.close()
         for problem in found.problems:
@@ -170,6 +179,14 @@ class Run:
             found.census.exactness,
             found.census.why,
         )
+
+    def _timed(self, phase: str, work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """How long attach takes, and for what, is part of the status."""
+        began = time.perf_counter()
+        try:
+            return work(*args, **kwargs)
+        finally:
+            self._attach_seconds[phase] = time.perf_counter() - began
 
     def _load(self, recorder: Recorder, live: LiveCensus, found: Found) -> LiveCensus:
         """Bring live objects to a found point; groups added during the run come back too."""
@@ -268,6 +285,7 @@ class Run:
             "mode_why": why,
             "lag_steps": None if at is None else self.step - at,
             "resumed_from": self._resumed_from,
+            "attach_seconds": self._attach_seconds,
             **recorder.figures(),
             "state_dict_seconds_total": self._user_state.seconds_total,
             "state_dict_seconds_max": self._user_state.seconds_max,

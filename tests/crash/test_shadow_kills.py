@@ -67,8 +67,9 @@ class Watcher(threading.Thread):
 
 
 def new_shadow(runtime: Path, known: set[int]) -> int:
-    wait_until(lambda: set(shadows(runtime)) - known, "a new shadow")
-    return max(set(shadows(runtime)) - known)
+    found: set[int] = set()
+    wait_until(lambda: found.update(set(shadows(runtime)) - known) or found, "a new shadow")
+    return max(found)  # it may be the process that only starts one, and be gone again
 
 
 def kill_shadows(runtime: Path, run: Path, chance: random.Random) -> list[tuple[int, str]]:

@@ -45,6 +45,9 @@ class LaggingSide:
         for target, source in zip(targets, sources, strict=True):
             self._push(lambda t=target, s=source: t.copy_(s))
 
+    def host_like(self, value: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(value)
+
     def mark(self) -> int:
         return self._queued
 

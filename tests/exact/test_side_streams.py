@@ -12,6 +12,7 @@ import torch
 from torch import nn, optim
 
 import everystep
+from everystep.capture import copier
 
 from .harness import SEED, Job, look, same, seed_all, unbroken
 from .lagging import LaggingSide, use_lagging_sides
@@ -144,21 +145,23 @@ JOBS: dict[str, Callable[[], Job]] = {
 }
 
 
-def train(build: Callable[[], Job], run: Path, **options: Any) -> dict[str, Any]:
+def train(
+    build: Callable[[], Job], run: Path, steps: int = STEPS, **options: Any
+) -> dict[str, Any]:
     """Train with everystep, then compare what the store holds with the live state."""
     seed_all(SEED)
     job = build()
     given = {"on_lag": "wait", "on_failure": "raise", **options}
     with everystep.attach(job.model, job.optimizer, run=run, state=job.state, **given) as training:
-        for step in training.steps(STEPS):
+        for step in training.steps(steps):
             job.turn(step)
         status = training.status()
     end, live = look(job), look(job, whole=False)
     seed_all(SEED + 1)
     again = build()
-    assert everystep.restore(run, again.model, again.optimizer) == STEPS
+    assert everystep.restore(run, again.model, again.optimizer) == steps
     same(live, look(again, whole=False), "restored")
-    same(unbroken(build, STEPS)[0], end, "trained")
+    same(unbroken(build, steps)[0], end, "trained")
     return status
 
 
@@ -253,3 +256,18 @@ def test_gradients_written_in_place_from_some_step_on(
     use_lagging_sides(monkeypatch, SEED, eagerness=0.0)
     status = train(static, tmp_path / "run")
     assert status["rebases"] == 1
+
+
+@pytest.mark.parametrize("free_bytes", [0, 500_000, 1 << 30])
+def test_state_that_does_not_fit_before_the_next_step(
+    free_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the link has no time for is snapshotted where memory is free, or the step waits for it."""
+    monkeypatch.setattr(LaggingSide, "link_bytes_per_second", 1e6)
+    monkeypatch.setattr(LaggingSide, "window_seconds", 2.0)
+    monkeypatch.setattr(LaggingSide, "peak_bytes", free_bytes)
+    monkeypatch.setattr(copier, "_CUT_BYTES", 1 << 16)
+    use_lagging_sides(monkeypatch, SEED, eagerness=0.1)
+    status = train(JOBS["none"], tmp_path / "run", log=False)
+    assert bool(status["snapshots"]) == bool(free_bytes)
+    assert status["records_let_go"] == 0

@@ -16,11 +16,13 @@ import torch
 
 from everystep.capture.side import STAGING_BYTES, Side, close_sides, open_sides
 from everystep.core.census import PACKED_BYTES_MAX, GradientLayout, align
+from everystep.core.schedule import Phase, cut, plan_offload
 from everystep.format.slot import SLOT_DEVICE_WORD_AT, commit_word
 from everystep.lane.ring import RingWriter
 
 _PART_BYTES = 64 << 20  # gradients are let go in parts of about this size
 _PARTS_MAX = 8
+_CUT_BYTES = 16 << 20  # state that does not fit before the next step is divided this finely
 
 Gradients = Sequence[torch.Tensor | None]
 
@@ -35,6 +37,10 @@ class _Piece(NamedTuple):
     target: torch.Tensor
     source: torch.Tensor
     stays: bool  # the source does not change before the next step
+
+    def part(self, start: int, size: int) -> _Piece:
+        end = start + size
+        return _Piece(self.target[start:end], self.source[start:end], self.stays)
 
 
 class _Pack(NamedTuple):
@@ -67,6 +73,10 @@ class Copier:
         self._holds: deque[_Hold] = deque()
         self._pieces: list[_Piece] = []
         self._in_flight: list[tuple[Side, Any]] = []
+        self._overflow: list[tuple[Side, _Piece]] = []
+        self.live_bytes: int | None = None  # of state the link can take before the next step
+        self._clones: list[_Hold] = []
+        self.snapshots = 0  # pieces that were copied on the device first
         self._uncommitted: list[int] = []
 
     # ------------------------------------------------------------------ gradients
@@ -79,6 +89,28 @@ class Copier:
         with torch.no_grad():
             for route in self._routes_of(optimizer, layout, gradients):
                 self._send(route, at, views, gradients)
+
+    def some_gradients(
+        self, at: int, optimizer: int, layout: GradientLayout, gradients: dict[int, torch.Tensor]
+    ) -> None:
+        """Copy large gradients ahead of the others, by their place in the optimizer's order."""
+        with torch.no_grad():
+            for device in _devices(list(gradients.values())):
+                side = self.sides[device]
+                own = {i: g for i, g in gradients.items() if g.device == device}
+                targets = [_typed(self._bytes, at + layout.offsets[i], g) for i, g in own.items()]
+                side.follow()
+                side.offload(targets, list(own.values()))
+                self._holds.append(_Hold(side, side.mark(), list(own.values())))
+
+    def read_later(self, value: torch.Tensor) -> tuple[torch.Tensor, Side, Any]:
+        """Bring a small device tensor to the host; it may be looked at once its mark has passed."""
+        side = self.sides[value.device]
+        target = side.host_like(value)
+        side.follow()
+        side.offload([target], [value])
+        self._holds.append(_Hold(side, side.mark(), [value]))
+        return target, side, self._holds[-1].mark
 
     def _routes_of(
         self, optimizer: int, layout: GradientLayout, gradients: Gradients
@@ -187,19 +219,32 @@ class Copier:
             target.copy_(flat)
 
     def send_pieces(self) -> None:
-        """Queue the copies of pieces, first those whose sources may change right after this."""
+        """Queue the copies of pieces: those whose sources may change right after this, then as many of
+        the others as the link can take before the next step. The rest waits for that step."""
         pieces, self._pieces = self._pieces, []
         for device, side in self.sides.items() if pieces else ():
+            own = [p for p in pieces if p.source.device == device]
             side.follow()
-            for stays in (False, True):
-                own = [p for p in pieces if p.source.device == device and p.stays is stays]
-                if not own:
-                    continue
-                side.offload([p.target for p in own], [p.source for p in own])
-                if stays:
-                    self._in_flight.append((side, side.mark()))
-                else:
-                    side.hold_back(side.mark())
+            if changing := [p for p in own if not p.stays]:
+                _offload(side, changing)
+                side.hold_back(side.mark())
+            if steady := [p for p in own if p.stays]:
+                now, later = self._divide(steady)
+                self._in_flight.append((side, _offload(side, now)))
+                self._overflow += [(side, piece) for piece in later]
+
+    def _divide(self, pieces: list[_Piece]) -> tuple[list[_Piece], list[_Piece]]:
+        """Pieces that leave as they are, and those that memory decides about when the step comes."""
+        if self.live_bytes is None:
+            return pieces, []
+        whole = [piece.target.nbytes for piece in pieces]
+        if sum(whole) > self.live_bytes:
+            parts = cut(whole, _CUT_BYTES)
+            pieces = [pieces[number].part(start, size) for number, start, size in parts]
+        sizes = [piece.target.nbytes for piece in pieces]
+        schedule = plan_offload(sizes, [Phase(self.live_bytes, 0), Phase(0, 0)], update=1)
+        self.live_bytes -= sum(sizes[i] for i in schedule.live)
+        return [pieces[i] for i in schedule.live], [pieces[i] for i in schedule.late]
 
     @property
     def state_in_flight(self) -> bool:
@@ -207,12 +252,34 @@ class Copier:
 
     @property
     def state_has_landed(self) -> bool:
-        return all(side.passed(mark) for side, mark in self._in_flight)
+        return not self._overflow and all(s.passed(mark) for s, mark in self._in_flight)
 
     def hold_back_for_state(self) -> None:
-        """State may change from here on: the compute stream waits for its copies."""
+        """State may change from here on: the compute stream waits for its copies. What the link had no
+        time for is snapshotted where memory is free without raising the peak; the rest is waited for."""
+        overflow, self._overflow = self._overflow, []
+        self.release_snapshots()
+        free = self.peak_bytes - self.allocated_bytes
+        for side, piece in overflow:
+            side.follow()
+            if piece.source.nbytes <= free:
+                free -= piece.source.nbytes
+                clone = piece.source.clone()
+                side.follow()
+                side.offload([piece.target], [clone])
+                self._clones.append(_Hold(side, side.mark(), [clone]))
+                self.snapshots += 1
+            else:
+                side.offload([piece.target], [piece.source])
+                self._in_flight.append((side, side.mark()))
         for side, mark in self._in_flight:
             side.hold_back(mark)
+
+    def release_snapshots(self) -> None:
+        """Activations will need the memory that was free for them."""
+        clones, self._clones = self._clones, []
+        for clone in clones:
+            clone.side.hold_back(clone.mark)
 
     # ------------------------------------------------------------------ slots
 
@@ -281,6 +348,12 @@ class Copier:
     def close(self) -> None:
         close_sides(self._bytes, self.sides)
         self._holds.clear()
+        self._clones.clear()
+
+
+def _offload(side: Side, pieces: list[_Piece]) -> Any:
+    side.offload([p.target for p in pieces], [p.source for p in pieces])
+    return side.mark()
 
 
 def _devices(gradients: Gradients) -> list[torch.device]:

@@ -65,6 +65,8 @@ class GradientLifetime:
 
     def release_point(self) -> None:
         """A module is about to compute."""
+        if self._passed:
+            self._copier.release_snapshots()
         if self._passed < len(self._plan):
             self._copier.release(keep=self._plan[self._passed])
         elif not self._plan and self._passed < POINTS_MAX:
@@ -76,4 +78,6 @@ class GradientLifetime:
         sure = self._steps > _SURE_AFTER_STEPS and not self._copier.held_bytes
         if self._active and sure and not self._plan:
             self._plan = release_plan(self._allocated, self._copier.peak_bytes, self._parts)
+        if not self._passed:  # no forward comes by a release point: do not keep them through one
+            self._copier.release_snapshots()
         self._passed, self._allocated, self._parts = 0, [], []

@@ -34,7 +34,7 @@ class Outbox:
         self._events: list[Event] = []
         self._document_bytes = 0
         self._step = 0
-        self.payload_bytes = 0
+        self.payload_bytes = self._last_at = 0
         self.bytes_sent = 0
         self.stall_seconds = 0.0
 
@@ -54,7 +54,7 @@ class Outbox:
             self._publish(0)
         if self._ticket is None:
             self._ticket = self._take()
-        at = self.payload_bytes
+        at = self._last_at = self.payload_bytes
         self.payload_bytes = align(at + payload_bytes)
         self.bytes_sent += payload_bytes
         self._document_bytes += document_bytes + _EVENT_BYTES
@@ -65,12 +65,18 @@ class Outbox:
         assert self._ticket is not None
         return self._ring.slot_at(self._ticket) + SLOT_HEADER_BYTES + at
 
+    @property
+    def ticket(self) -> int | None:
+        """The slot being filled."""
+        return self._ticket
+
     def add(self, event: Event) -> None:
         self._events.append(event)
 
     def unroom(self, at: int) -> None:
-        """Give back what the last `room` took."""
-        self.payload_bytes = at
+        """Give back what `room` took last; behind an earlier place others lie by now."""
+        if at == self._last_at:
+            self.payload_bytes = at
 
     def tensor(self, atom: int, slot: str, tensor: torch.Tensor, *, stays: bool) -> None:
         """A whole tensor as edits, in as many pieces as slots make it."""

@@ -46,6 +46,9 @@ class Side(Protocol):
     def offload(self, targets: Tensors, sources: Tensors) -> None:
         """Copies into host memory, all in one call."""
 
+    def host_like(self, value: torch.Tensor) -> torch.Tensor:
+        """Host memory that a small tensor can be offloaded to without waiting."""
+
     def mark(self) -> Any:
         """The place the side stream has been filled up to."""
 
@@ -120,6 +123,9 @@ class CudaSide:
                     target.copy_(source, non_blocking=self._asynchronous)
             if began is not None:
                 self._copies.append((began, self._timed_mark(self._stream), size))
+
+    def host_like(self, value: torch.Tensor) -> torch.Tensor:
+        return torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
 
     def mark(self) -> torch.cuda.Event:
         event = torch.cuda.Event()

@@ -55,6 +55,12 @@ class StateSender:
 
     # ------------------------------------------------------------------ what changed
 
+    def begin_seal(self, gradient_bytes: int) -> None:
+        """How much state may leave before the next step: what gradients leave of the link."""
+        link, window = self._copier.link_bytes_per_second, self._copier.window_seconds
+        known = link > 0 and window > 0
+        self._copier.live_bytes = max(0, int(link * window) - gradient_bytes) if known else None
+
     def changes(
         self, atoms: Iterable[int] | None, optimizers: Iterable[int], *, stays: bool
     ) -> None:

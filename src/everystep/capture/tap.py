@@ -14,21 +14,19 @@ from typing import Any
 
 import torch
 
+from everystep.capture.calls import CallLog
 from everystep.capture.census import LiveCensus, has_grown, release_modules
 from everystep.capture.copier import Copier
-from everystep.capture.lifetime import POINTS_MAX, GradientLifetime
+from everystep.capture.lifetime import POINTS_MAX
 from everystep.capture.outbox import LetGo, Outbox
 from everystep.capture.rng import capture_rng
 from everystep.capture.state import UserState
 from everystep.capture.states import StateSender
 from everystep.capture.watch import Watch
 from everystep.core.cadence import Rest
-from everystep.core.census import ALIGN_BYTES, Mode, gradient_layout
-from everystep.core.events import AMP_BYTES, Call, Seal, pack_presence, unpack_presence
-from everystep.format import values
+from everystep.core.census import Mode
+from everystep.core.events import Seal
 from everystep.lane.ring import RingWriter
-from everystep.replay.optimizers import rewrites_gradients
-from everystep.replay.tensors import pack
 
 _FINGERPRINT_EVERY = 64
 Guard = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -55,21 +53,25 @@ class Tap:
         self.versions = versions
         self.outgrown = False  # the census is no longer true: a new tap is needed
         self.dropped = 0
-        self.rebases = 0
+        self._rebases = 0
         self._ring = ring
         self.copier = Copier(ring, {t.device for t in live.tensors})
         self.outbox = Outbox(ring, self.copier, may_wait)
-        self._lifetime = GradientLifetime(self.copier)
         self._watch = Watch(live)
         self.states = StateSender(
             live, ring, self.outbox, self.copier, self._watch, versions, budget_percent
         )
+        self.log = CallLog(
+            live,
+            self.outbox,
+            self.copier,
+            self.states,
+            versions,
+            may_go_early=lambda: self.flowing and self.opened and not self.outgrown,
+            budget_percent=budget_percent,
+        )
         self._rest = rest
         self._user_state = user_state
-        self._layouts = [gradient_layout(live.census, i) for i in range(len(live.optimizers))]
-        self._parameters = [[live.tensors[a] for a in s.atoms] for s in live.census.optimizers]
-        self._usual: list[Any] = [None] * len(live.optimizers)  # kinds of gradients seen last
-        self._pending: tuple[Call, int] | None = None
         self._letting_go = False
         self._resting = False  # letting go on purpose, until the next base is wanted
         self._awake = False
@@ -118,12 +120,13 @@ class Tap:
         for handle in (*self._handles, *self._pre_handles):
             handle.remove()
         self._handles, self._pre_handles = [], []
+        self.log.remove()
         self.land()
         self.copier.close()
 
     def _release_point(self) -> None:
         """A module computes next: memory may be needed, and copies may be done meanwhile."""
-        self._lifetime.release_point()
+        self.log.lifetime.release_point()
         if not self.states.settle_if_landed():
             self.let_go(told=True)
 
@@ -134,7 +137,7 @@ class Tap:
 
     def _before_step(self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Log the call, or see to it that it is logged when its gradients are there."""
-        self._discard_pending()
+        self.log.discard()
         if not self.calls:
             self.copier.close_window()
             self.copier.release()  # what no release point came by for
@@ -173,45 +176,8 @@ class Tap:
         return (args[0], closure_then_tap, *args[2:]), kwargs
 
     def _log_call(self, index: int) -> None:
-        """Copy the gradients as the optimizer will see them, with every scalar it uses."""
-        live, spec = self.live, self.live.census.optimizers[index]
-        self._discard_pending()
-        grads = [parameter.grad for parameter in self._parameters[index]]
-        if not self._lifetime.look(index, grads):
-            self.rebases += 1  # the last record may hold what was written into them since
-            self.states.queue_base(range(len(self.versions)))
-        if not self._loggable(index, grads):
-            self.states.unlogged.update(spec.atoms)
         with self._or_let_go():
-            self.states.changes(spec.atoms, [index], stays=False)
-            if not self.states.unlogged.isdisjoint(spec.atoms):
-                return  # their whole state goes with the seal
-            groups, layout = self._groups(index), self._layouts[index]
-            presence = pack_presence([g is not None for g in grads])
-            at = self.outbox.room(layout.bytes + AMP_BYTES, len(groups) + len(presence) + 64)
-            amp = self._send_amp(index, at + layout.bytes)
-            self.copier.send_pieces()
-            if baseless := self.states.baseless:
-                grads = [
-                    None if a in baseless else g for a, g in zip(spec.atoms, grads, strict=True)
-                ]
-            self.copier.gradients(self.outbox.address(at), index, layout, grads)
-            if rewrites_gradients(live.optimizers[index]):
-                self.copier.release()
-            self._pending = (Call(index, groups, presence, at, amp), at)
-
-    def _loggable(self, index: int, grads: list[torch.Tensor | None]) -> bool:
-        """Whether every gradient that is there has the kind, type and shape of its parameter."""
-        there = [(g.layout, g.dtype, g.shape) for g in grads if g is not None]
-        if there == self._usual[index]:
-            return True
-        expected = [
-            (torch.strided, p.dtype, p.shape)
-            for g, p in zip(grads, self._parameters[index], strict=True)
-            if g is not None
-        ]
-        self._usual[index] = expected
-        return there == expected
+            self.log.log(index)
 
     def _after_step(self, index: int) -> None:
         """The step is done: the call counts, and what it did to its atoms is no edit."""
@@ -223,45 +189,12 @@ class Tap:
             return
         if spec.mode is Mode.STATE:
             self.states.unlogged.update(spec.atoms)
-        if self._pending is not None:
-            call, self._pending = self._pending[0], None
-            self.outbox.add(call)
-            present = unpack_presence(call.presence, len(spec.atoms))
-            for atom, there in zip(spec.atoms, present, strict=True):
-                if there:
-                    self.versions[atom] = self.states.target
         self._watch.after_step(index)
-        self._lifetime.after_step(index)
+        self.log.done(index)
         handle = self._pre_handles[index]
         if next(reversed(self.live.optimizers[index]._optimizer_step_pre_hooks)) != handle.id:
             handle.remove()  # stay the last to look at the gradients
             self._pre_handles[index] = self._register_pre(index, self.live.optimizers[index])
-
-    def _discard_pending(self) -> None:
-        """A call whose step raised, or whose closure ran again, never happened."""
-        if self._pending is not None:
-            self.outbox.unroom(self._pending[1])
-            self._pending = None
-
-    def _groups(self, index: int) -> bytes:
-        groups = [
-            {k: v for k, v in group.items() if k != "params"}
-            for group in self.live.optimizers[index].param_groups
-        ]
-        key = self.live.census.optimizers[index].key
-        return values.encode(groups, f"optimizer[{key!r}].param_groups", pack)
-
-    def _send_amp(self, index: int, at: int) -> dict[str, int]:
-        """What a GradScaler told the optimizer; it lies on the device, so it travels as bytes."""
-        found: dict[str, int] = {}
-        for name in ("grad_scale", "found_inf"):
-            tensor = getattr(self.live.optimizers[index], name, None)
-            if tensor is not None:
-                scalar = tensor.detach().to(torch.float32).view(-1)
-                self.copier.piece(self.outbox.address(at), scalar, 0, 4, stays=False)
-                found[name] = at
-                at += ALIGN_BYTES
-        return found
 
     # ------------------------------------------------------------------ seals
 
@@ -272,13 +205,13 @@ class Tap:
     def send_base(self) -> None:
         """The next slice of what is queued to be based."""
         with self._or_let_go():
-            self.states.base(max((layout.bytes for layout in self._layouts), default=0))
+            self.states.base(self.log.gradient_bytes)
 
     def seal(self, step: int, *, rng: bytes | None = None) -> None:
         """End step `step`: edits, bases asked for, user state and random states, then the seal."""
-        self._discard_pending()
+        self.log.discard()
         self.land()
-        self._lifetime.turn()
+        self.log.turn(step)
         self.opened = True
         self.calls = 0
         self.outgrown |= self.live.follow() or has_grown(self.live)
@@ -288,6 +221,7 @@ class Tap:
             self._try_to_flow(step)
             return
         self._answer_requests(step)
+        self.states.begin_seal(self.log.gradient_bytes)
         with self._or_let_go():
             self.states.changes(None, range(len(self.live.optimizers)), stays=True)
             self.states.unlogged_now()
@@ -305,14 +239,14 @@ class Tap:
     def _answer_requests(self, step: int) -> None:
         requested = self._ring.requested_atoms()
         if requested is None or requested:
-            self.rebases += 1
+            self._rebases += 1
             self.states.queue_base(requested)
             for atom in range(len(self.versions)) if requested is None else requested:
                 self.versions[atom] = step  # the store may hold what the shadow had wrong
 
     def _send_seal(self, step: int, rng: bytes) -> None:
         state = self._user_state.collect()
-        groups = [self._groups(i) for i in range(len(self.live.optimizers))]
+        groups = [self.log.groups(i) for i in range(len(self.live.optimizers))]
         changed = (g if g != old else b"" for g, old in zip(groups, self._last_groups, strict=True))
         every = step <= 2 or step % _FINGERPRINT_EVERY == 0
         prints = self._watch.fingerprints() if every and self.base_is_sent else {}
@@ -348,7 +282,7 @@ class Tap:
     def let_go(self, *, told: bool = False) -> None:
         """Stop recording; the shadow, once told, writes what it has and asks for a new base."""
         self._letting_go = True
-        self._pending = None
+        self.log.discard()
         self.states.forget()
         self._gap_told = told or self.outbox.abandon()
 
@@ -377,17 +311,24 @@ class Tap:
             self._last_state = b""
             self._last_groups = [b""] * len(self._last_groups)
             self._watch.mark_all()
-            self.rebases += 1
+            self._rebases += 1
             self.states.queue_base()
+
+    @property
+    def rebases(self) -> int:
+        return self._rebases + self.log.rebases
 
     @property
     def flowing(self) -> bool:
         return not self._letting_go
 
     @property
-    def rates(self) -> dict[str, float]:
-        """What the device link was measured to do; 0 where there is none."""
+    def rates(self) -> dict[str, Any]:
+        """What the device link was measured to do, 0 where there is none; and if it is used early."""
         return {
+            "early_tap": self.log.early_tap,
+            "early_gradients": self.log.early_gradients,
+            "snapshots": self.copier.snapshots,
             "link_bytes_per_second": self.copier.link_bytes_per_second,
             "window_seconds": self.copier.window_seconds,
         }

@@ -29,6 +29,13 @@ def next_slice_bytes(
     return max(_SLICE_BYTES_MIN, min(room, 2 * last))
 
 
+def costs_too_much(
+    stall_seconds: float, *, steps: int, window_seconds: float, budget_percent: float
+) -> bool:
+    """Whether waiting for copies took more of these steps than the budget allows."""
+    return stall_seconds > steps * window_seconds * budget_percent / 100 > 0
+
+
 def steps_left(bytes_left: int, slice_bytes: int) -> int:
     """How many steps the rest of a base is spread over."""
     return -(-bytes_left // max(slice_bytes, 1))

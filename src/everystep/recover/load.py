@@ -14,6 +14,7 @@ from everystep.errors import ModelMismatch, RecoveryError
 from everystep.format import values
 from everystep.format.entry import unframe_entries
 from everystep.recover.find import Found, FoundTensor
+from everystep.recover.upload import Uploads
 from everystep.replay.apply import apply_call, set_groups
 from everystep.replay.tensors import unpack, view_tensor
 
@@ -38,12 +39,14 @@ def load_values(found: Found, tensors: Sequence[torch.Tensor], ids: dict[int, in
     `ids` maps the atoms of the found census to live ones.
     """
     versions = [0] * len(tensors)
-    with torch.no_grad():
+    with torch.no_grad(), Uploads() as uploads:
         for t in found.tensors():
             if t.atom in ids:
                 versions[ids[t.atom]] = t.version
                 if not t.slot:
-                    tensors[ids[t.atom]].copy_(view_tensor(t.data, t.dtype, t.shape))
+                    uploads.copy(
+                        tensors[ids[t.atom]].detach(), view_tensor(t.data, t.dtype, t.shape)
+                    )
     return versions
 
 
@@ -87,9 +90,10 @@ def load_optimizers(
         if encoded:
             set_groups(optimizer, encoded)
     by_index = {specs[key]: optimizer for key, optimizer in optimizers}
-    for t in found.tensors():
-        if t.slot:
-            _load_slot(found.census, t, by_index, tensors[ids[t.atom]])
+    with torch.no_grad(), Uploads() as uploads:
+        for t in found.tensors():
+            if t.slot:
+                _load_slot(found.census, t, by_index, tensors[ids[t.atom]], uploads)
     for atom, index, encoded in found.session.values:
         state = by_index[index].state[tensors[ids[atom]]]
         state.update(_to_device(values.decode(encoded, unpack), tensors[ids[atom]].device))
@@ -138,6 +142,7 @@ def _load_slot(
     found: FoundTensor,
     optimizers: dict[int, torch.optim.Optimizer],
     parameter: torch.Tensor,
+    uploads: Uploads,
 ) -> None:
     key, _, name = found.slot.rpartition("/")
     index = next(i for i, spec in enumerate(census.optimizers) if spec.key == key)
@@ -146,11 +151,11 @@ def _load_slot(
     # torch keeps step counters on the CPU unless the kernel reads them itself
     on_cpu = name == "step" and not (group.get("capturable") or group.get("fused"))
     device = torch.device("cpu") if on_cpu else parameter.device
-    tensor = view_tensor(found.data, found.dtype, found.shape).to(device, copy=True)
-    if tensor.shape == parameter.shape and tensor.stride() != parameter.stride():
-        # fused kernels walk memory: a slot must lie as its parameter does (channels_last)
-        laid_out = torch.empty_like(parameter, dtype=tensor.dtype, device=device)
-        tensor = laid_out.detach().copy_(tensor)
+    stored = view_tensor(found.data, found.dtype, found.shape)
+    # fused kernels walk memory: a slot must lie as its parameter does (channels_last)
+    like = parameter if stored.shape == parameter.shape else stored
+    tensor = torch.empty_like(like, dtype=stored.dtype, device=device).detach()
+    uploads.copy(tensor, stored)
     optimizer.state[parameter][name] = tensor
 
 

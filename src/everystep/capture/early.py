@@ -1,0 +1,168 @@
+"""The early tap: large gradients leave during backward, as soon as each is final.
+
+For jobs whose copies do not fit between the step and the end of the next forward. It is sound only if
+nothing touches gradients after backward, which is learned first and watched ever after: by identity and
+version at every step, and by digests, of all gradients while learning and of one in turn later. Clipping
+or a GradScaler make it refuse by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from functools import partial
+from typing import Any
+
+import torch
+
+from everystep.capture.copier import Copier
+from everystep.core.census import PACKED_BYTES_MAX, GradientLayout
+
+_SURE_AFTER_STEPS = 3
+_LEARNING_STEPS_MAX = 16
+_PART_BYTES = 32 << 20
+
+Place = Callable[[], int | None]  # room in the ring for this call's gradients, if there is any
+
+
+class Trust(StrEnum):
+    LEARNING = "learning"
+    ARMED = "armed"
+    REFUSED = "refused"
+
+
+class EarlyTap:
+    """Of one optimizer. Hooks run while the training thread waits in `backward`."""
+
+    def __init__(
+        self,
+        optimizer: int,
+        parameters: Sequence[torch.Tensor],
+        layout: GradientLayout,
+        copier: Copier,
+        place: Place,
+    ) -> None:
+        self._optimizer = optimizer
+        self._parameters = parameters
+        self._layout = layout
+        self._copier = copier
+        self._place = place
+        self._large = [i for i, p in enumerate(parameters) if p.nbytes > PACKED_BYTES_MAX]
+        self._handles = [
+            parameters[i].register_post_accumulate_grad_hook(partial(self._accumulated, i))
+            for i in self._large
+        ]
+        self.trust = Trust.LEARNING
+        self.address: int | None = None  # where this step's gradients are going
+        self._good_steps = 0
+        self._times: dict[int, int] = {}  # how often each was accumulated, this step
+        self._usual: dict[int, int] = {}  # and in the step before
+        self._seen: dict[int, tuple[torch.Tensor, int]] = {}  # gradient and version, when last seen
+        self._digests: dict[int, torch.Tensor] = {}
+        self._verdicts: list[tuple[torch.Tensor, Any, Any]] = []
+        self._ready: list[int] = []
+        self._copied: set[int] = set()
+        self._turn = 0
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self._forget_step()
+
+    # ------------------------------------------------------------------ during backward
+
+    def _accumulated(self, member: int, parameter: torch.Tensor) -> None:
+        gradient = parameter.grad
+        if gradient is None or gradient.layout is not torch.strided:
+            return
+        self._times[member] = self._times.get(member, 0) + 1
+        if self._times[member] < self._usual.get(member, 1):
+            return  # more micro-batches will be added to it
+        self._seen[member] = (gradient, gradient._version)
+        if self.trust is Trust.LEARNING or member == self._in_turn:
+            self._digests[member] = _digest(gradient)
+        if self.trust is Trust.ARMED:
+            self._ready.append(member)
+            if sum(self._parameters[i].nbytes for i in self._ready) >= _PART_BYTES:
+                self._send()
+
+    def _send(self) -> None:
+        if self.address is None:
+            self.address = self._place()
+        if self.address is not None and self._ready:
+            gradients = {i: self._seen[i][0] for i in self._ready}
+            self._copier.some_gradients(self.address, self._optimizer, self._layout, gradients)
+            self._copied.update(self._ready)
+        self._ready = []
+
+    # ------------------------------------------------------------------ at the step
+
+    def take(self, gradients: Sequence[torch.Tensor | None]) -> set[int]:
+        """Members that have left and are still as they were; everything else is copied now."""
+        self._send()
+        unchanged = {
+            member
+            for member, (gradient, version) in self._seen.items()
+            if gradients[member] is gradient and gradient._version == version
+        }
+        regular = unchanged >= set(self._large) and self._times == self._usual
+        if self.trust is Trust.ARMED and not self._copied <= unchanged:
+            self.refuse()  # what is copied now comes later, and wins
+        elif self.trust is Trust.LEARNING:
+            self._good_steps = self._good_steps + 1 if regular else 0
+        self._judge(gradients)
+        return self._copied & unchanged
+
+    def _judge(self, gradients: Sequence[torch.Tensor | None]) -> None:
+        """Compare digests on the device; the answer is read when it has arrived."""
+        pairs = [
+            (digest, _digest(gradient))
+            for member, digest in self._digests.items()
+            if (gradient := gradients[member]) is not None
+        ]
+        if pairs:
+            early, late = (torch.stack(list(side)) for side in zip(*pairs, strict=True))
+            self._verdicts.append(self._copier.read_later((early == late).all()))
+
+    def end_step(self) -> bool:
+        """After the step. False: a digest shows that gradients changed without a trace before, and what
+        was copied early is not to be trusted."""
+        sound = True
+        while self._verdicts and self._verdicts[0][1].passed(self._verdicts[0][2]):
+            sound &= bool(self._verdicts.pop(0)[0])
+        was_armed = self.trust is Trust.ARMED
+        if not sound:
+            self.refuse()
+        elif self.trust is Trust.LEARNING and self._good_steps > _SURE_AFTER_STEPS:
+            self.trust = Trust.ARMED
+        elif self.trust is Trust.LEARNING and self._turn > _LEARNING_STEPS_MAX:
+            self.refuse()
+        self._usual = self._times
+        self._turn += 1
+        self._forget_step()
+        return sound or not was_armed
+
+    def refuse(self) -> None:
+        """Gradients are touched after backward: the tap at the step serves this job."""
+        self.trust = Trust.REFUSED
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    @property
+    def _in_turn(self) -> int:
+        return self._large[self._turn % len(self._large)] if self._large else -1
+
+    def _forget_step(self) -> None:
+        self._times, self._seen, self._digests = {}, {}, {}
+        self._ready, self._copied, self.address = [], set(), None
+
+
+def _digest(gradient: torch.Tensor) -> torch.Tensor:
+    """The sum of the raw bits as integers: the same in whatever order it is added up."""
+    with torch.no_grad():
+        words = gradient.detach().contiguous().view(-1).view(torch.uint8)
+        if words.numel() % 4 == 0:
+            words = words.view(torch.int32)
+        return words.sum(dtype=torch.int64)

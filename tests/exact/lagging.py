@@ -42,6 +42,7 @@ class LaggingSide:
         self.offload(targets, sources)
 
     def offload(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+        assert targets, "torch refuses an empty list"
         for target, source in zip(targets, sources, strict=True):
             self._push(lambda t=target, s=source: t.copy_(s))
 

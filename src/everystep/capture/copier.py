@@ -259,7 +259,7 @@ class Copier:
         time for is snapshotted where memory is free without raising the peak; the rest is waited for."""
         overflow, self._overflow = self._overflow, []
         self.release_snapshots()
-        free = self.peak_bytes - self.allocated_bytes
+        free = self.peak_bytes - self.allocated_bytes if overflow else 0
         for side, piece in overflow:
             side.follow()
             if piece.source.nbytes <= free:
@@ -352,7 +352,8 @@ class Copier:
 
 
 def _offload(side: Side, pieces: list[_Piece]) -> Any:
-    side.offload([p.target for p in pieces], [p.source for p in pieces])
+    if pieces:
+        side.offload([p.target for p in pieces], [p.source for p in pieces])
     return side.mark()
 
 

@@ -47,7 +47,9 @@ class EarlyTap:
         self._layout = layout
         self._copier = copier
         self._place = place
-        self._large = [i for i, p in enumerate(parameters) if p.nbytes > PACKED_BYTES_MAX]
+        self._large = [
+            i for i, p in enumerate(parameters) if p.requires_grad and p.nbytes > PACKED_BYTES_MAX
+        ]
         self._handles = [
             parameters[i].register_post_accumulate_grad_hook(partial(self._accumulated, i))
             for i in self._large

@@ -18,6 +18,13 @@ _BUFFER_BYTES = 16 << 20
 _BUFFERS = 8
 
 
+class _Move(NamedTuple):
+    at: int
+    source: torch.Tensor
+    start: int
+    size: int
+
+
 class _Filling(NamedTuple):
     """A buffer that a thread fills, and where its bytes go."""
 
@@ -42,17 +49,17 @@ class Staging:
         self._filling: deque[_Filling] = deque()
         threads = max(1, min(_BUFFERS, len(os.sched_getaffinity(0)) // 2))
         self._pool = ThreadPoolExecutor(threads, "everystep-upload")
-        self._moves: list[tuple[int, int, int]] = []  # what the current buffer will be filled with
+        self._moves: list[_Move] = []  # what the current buffer will be filled with
         self._targets: list[tuple[torch.Tensor, int, int]] = []
         self._used = 0
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Both contiguous, of one type. The source must stay until `finish`."""
+        """Both contiguous, of one type. The source is kept until its bytes are in a buffer."""
         there, size = target.view(-1).view(torch.uint8), source.nbytes
         start = 0
         while start < size:
             part = min(size - start, _BUFFER_BYTES - self._used)
-            self._moves.append((self._used, source.data_ptr() + start, part))
+            self._moves.append(_Move(self._used, source, start, part))
             self._targets.append((there[start : start + part], self._used, part))
             self._used += part
             start += part
@@ -89,9 +96,10 @@ class Staging:
         self._free.append(buffer)
 
 
-def _move_all(base: int, moves: list[tuple[int, int, int]]) -> None:
-    for at, source, size in moves:
-        ctypes.memmove(base + at, source, size)  # without Python's lock
+def _move_all(base: int, moves: list[_Move]) -> None:
+    while moves:
+        at, source, start, size = moves.pop()
+        ctypes.memmove(base + at, source.data_ptr() + start, size)  # without Python's lock
 
 
 class Uploads:
@@ -99,7 +107,6 @@ class Uploads:
 
     def __init__(self) -> None:
         self._ways: dict[torch.device, Staging] = {}
-        self._sources: list[torch.Tensor] = []
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         alike = target.is_contiguous() and (target.dtype, target.shape) == (
@@ -112,7 +119,6 @@ class Uploads:
         if target.device not in self._ways:
             self._ways[target.device] = Staging(target.device)
         self._ways[target.device].copy(target, source)
-        self._sources.append(source)
 
     def __enter__(self) -> Self:
         return self
@@ -120,4 +126,3 @@ class Uploads:
     def __exit__(self, *_: object) -> None:
         for way in self._ways.values():
             way.finish()
-        self._sources.clear()

@@ -16,6 +16,7 @@ from everystep.errors import CorruptData
 from everystep.format.base import SessionValues
 from everystep.lane.arena import SharedMemory
 from everystep.lane.control import Holding, Place
+from everystep.lane.memory import copy
 
 Key = tuple[int, str]  # atom, slot; slot "" is the atom's value
 
@@ -77,7 +78,8 @@ class Replica:
             raise CorruptData(
                 f"edit of {self.census.atoms[edit.atom].name}{edit.slot}: out of bounds"
             )
-        view[edit.start : edit.start + edit.nbytes] = payload[edit.at : edit.at + edit.nbytes]
+        here = view[edit.start : edit.start + edit.nbytes]
+        copy([here], [payload[edit.at : edit.at + edit.nbytes]])
 
     def drop_slots(self, atom: int, keep: set[str]) -> None:
         """Forget optimizer slots of an atom that its new base does not have."""

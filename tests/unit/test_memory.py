@@ -1,0 +1,25 @@
+"""Copies by several threads are copies."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from everystep.lane import memory
+
+
+@pytest.mark.parametrize("cores", [1, 8])
+@pytest.mark.parametrize("size", [0, 1, 4095, 3 * 4096 + 5])
+def test_duplicate(size: int, cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+    monkeypatch.setattr(memory, "_PIECE_BYTES", 1000)
+    sources = [
+        memoryview(bytearray(os.urandom(size))),
+        memoryview(bytearray(os.urandom(size // 3))),
+    ]
+    copies = memory.duplicate(sources)
+    assert copies == sources
+    if size:
+        copies[0][0] ^= 1
+        assert copies[0] != sources[0], "a copy has memory of its own"

@@ -336,7 +336,7 @@ class Tap:
     @property
     def mode(self) -> tuple[str, str]:
         """What happens to this run's steps just now, and why."""
-        if self._resting:
+        if self._letting_go and self._rest.periodic:
             return "periodic", self._rest.why
         if self._letting_go:
             return "letting go", "the ring was full: the shadow has to take what it holds first"

@@ -88,7 +88,7 @@ class Recorder:
         self._use(self._new_connection(live, found, predecessor), live, opening_rng)
         assert self.tap is not None
         if found is None:
-            self.tap.states.queue_base()
+            self.tap.states.queue_base(fresh=True)
             self.tap.send_base()
 
     def _new_connection(
@@ -128,13 +128,14 @@ class Recorder:
         ours = self.connection.shadow.pid if self.connection else 0
         return card if card is not None and card.pid == ours else None
 
-    def _waiting_rule(self, connection: Connection) -> Callable[[float], bool]:
-        """May the tap wait for a slot? While the shadow starts, or if the user prefers to lose nothing."""
+    def _waiting_rule(self, connection: Connection) -> Callable[[float, bool], bool]:
+        """May the tap wait for a slot? While the shadow starts, if the user prefers to lose nothing, or
+        where nothing else helps (`must`)."""
 
-        def may_wait(waited_seconds: float) -> bool:
+        def may_wait(waited_seconds: float, must: bool) -> bool:
             if waited_seconds > _WAIT_SECONDS or not connection.shadow.alive:
                 return False
-            return self._options.on_lag == "wait" or not connection.ring.shadow_is_warm
+            return must or self._options.on_lag == "wait" or not connection.ring.shadow_is_warm
 
         return may_wait
 
@@ -223,7 +224,7 @@ class Recorder:
         self.versions = [self.step] * len(live.tensors)
         self._use(started, live, None)
         assert self.tap is not None
-        self.tap.states.queue_base()
+        self.tap.states.queue_base(fresh=True)
         self.open()
         if self.tap is not None:  # unless the first seal failed again
             log.warning(

@@ -49,6 +49,9 @@ class LaggingSide:
     def host_like(self, value: torch.Tensor) -> torch.Tensor:
         return torch.zeros_like(value)
 
+    def wait_for(self, mark: int) -> None:
+        raise AssertionError("there is one device only")
+
     def mark(self) -> int:
         return self._queued
 

@@ -271,3 +271,27 @@ def test_state_that_does_not_fit_before_the_next_step(
     status = train(JOBS["none"], tmp_path / "run", log=False)
     assert bool(status["snapshots"]) == bool(free_bytes)
     assert status["records_let_go"] == 0
+
+
+def adapter_of_something_huge() -> Job:
+    """A frozen tensor larger than the ring, which is made for the tiny part that is trained."""
+    model = nn.ModuleDict({"huge": nn.Embedding(160_000, 256), "small": nn.Linear(5, 3)})
+    model["huge"].requires_grad_(False)
+    optimizer = sgd(model["small"].parameters())
+
+    def turn(step: int) -> Any:
+        loss = model["small"](torch.randn(4, 5)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return Job(model, optimizer, turn)
+
+
+def test_an_atom_larger_than_the_ring_is_based(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_lagging_sides(monkeypatch, SEED, eagerness=0.5)
+    status = train(adapter_of_something_huge, tmp_path / "run", on_lag="drop")
+    assert status["records_let_go"] == 0

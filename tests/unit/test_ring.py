@@ -8,8 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everystep.core.events import Rebase
-from everystep.core.geometry import RING_HEADER_BYTES, Geometry
-from everystep.format.slot import FLAG_SEALED, SLOT_HOST_WORD_AT, commit_word, pack_events
+from everystep.core.geometry import RING_HEADER_BYTES, SLOT_HEADER_BYTES, Geometry
+from everystep.format.slot import (
+    FLAG_GAP,
+    FLAG_SEALED,
+    SLOT_HOST_WORD_AT,
+    commit_word,
+    pack_events,
+)
 from everystep.lane.arena import SharedMemory
 from everystep.lane.ring import RingReader, RingWriter
 
@@ -99,3 +105,20 @@ def test_requests_travel_once() -> None:
     assert writer.requested_atoms() is None
     reader.request_atoms(range(5000))  # more than the header page can name: all
     assert writer.requested_atoms() is None
+
+
+def test_a_voided_slot_reads_as_a_gap_whatever_lands_in_its_payload() -> None:
+    """Copies that were queued before arrive after it was voided."""
+    writer, reader = make()
+    ticket = writer.take()
+    assert ticket is not None
+    document, checksum = pack_events([Rebase((1,), (2,))])
+    writer.publish(
+        ticket, flags=FLAG_SEALED, step=7, payload_bytes=1024, document=document, checksum=checksum
+    )
+    writer.void([ticket])
+    start = writer.slot_at(ticket) + SLOT_HEADER_BYTES
+    writer.memory.view[start : start + 1024] = b"\xff" * 1024
+    writer.commit_device(ticket)
+    entry = reader.read()
+    assert entry is not None and entry.flags == FLAG_GAP and entry.events == []

@@ -10,7 +10,7 @@ import torch
 
 from everystep.capture.census import LiveCensus
 from everystep.capture.copier import Copier
-from everystep.capture.early import EarlyTap
+from everystep.capture.early import EarlyTap, Guard
 from everystep.capture.lifetime import GradientLifetime
 from everystep.capture.outbox import LetGo, Outbox
 from everystep.capture.states import StateSender
@@ -36,6 +36,7 @@ class CallLog:
         states: StateSender,
         versions: list[int],
         *,
+        guard: Guard,
         may_go_early: Callable[[], bool],
         budget_percent: float,
     ) -> None:
@@ -44,6 +45,7 @@ class CallLog:
         self._copier = copier
         self._states = states
         self._versions = versions
+        self._guard = guard
         self._may_go_early = may_go_early
         self._budget_percent = budget_percent
         self._layouts = [gradient_layout(live.census, i) for i in range(len(live.optimizers))]
@@ -111,6 +113,12 @@ class CallLog:
             self._base_everything()
         self.lifetime.after_step(index)
 
+    def skip(self, index: int) -> None:
+        """The optimizer has stepped and nobody records it: keep nothing of it alive."""
+        self._copier.release()
+        if index in self._early:
+            self._early[index].forget_step()
+
     def discard(self) -> None:
         """A call whose step raised, or whose closure ran again, never happened."""
         if self._pending is not None:
@@ -120,6 +128,9 @@ class CallLog:
     def turn(self, step: int) -> None:
         """At a seal."""
         self.lifetime.turn()
+        self._copier.grow_old()
+        for early in self._early.values():
+            early.forget_step()  # a backward without a step leads nowhere
         if step % _EARLY_LOOK_EVERY == 0 and self._copier.sides and not self._states.atoms_left:
             self._consider_early_tap()
 
@@ -181,13 +192,16 @@ class CallLog:
         )
         self._stall_before = stall
         for index, spec in enumerate(self._live.census.optimizers) if too_much else ():
-            if index not in self._early and spec.mode is not Mode.STATE:
+            devices = {parameter.device for parameter in self._parameters[index]}
+            eligible = len(devices) == 1 and devices <= self._copier.sides.keys()
+            if eligible and index not in self._early and spec.mode is not Mode.STATE:
                 self._early[index] = EarlyTap(
                     index,
                     self._parameters[index],
                     self._layouts[index],
                     self._copier,
                     partial(self._make_early_room, index),
+                    self._guard,
                 )
 
     def _make_early_room(self, index: int) -> int | None:

@@ -22,6 +22,7 @@ from everystep.lane.ring import RingWriter
 
 _PART_BYTES = 64 << 20  # gradients are let go in parts of about this size
 _PARTS_MAX = 8
+_CLONED_BYTES_MAX = 4 << 20
 _CUT_BYTES = 16 << 20  # state that does not fit before the next step is divided this finely
 
 Gradients = Sequence[torch.Tensor | None]
@@ -31,6 +32,14 @@ class _Hold(NamedTuple):
     side: Side
     mark: Any
     gradients: list[torch.Tensor]
+
+
+class _Flight(NamedTuple):
+    """State on its way. Pieces of tensors that do not lie row by row are copies: they are kept."""
+
+    side: Side
+    mark: Any
+    pieces: list[_Piece]
 
 
 class _Piece(NamedTuple):
@@ -71,8 +80,9 @@ class Copier:
         self._views: dict[tuple[int, int], list[torch.Tensor]] = {}
         self._routes: dict[int, list[_Route]] = {}
         self._holds: deque[_Hold] = deque()
+        self._old_holds = 0
         self._pieces: list[_Piece] = []
-        self._in_flight: list[tuple[Side, Any]] = []
+        self._in_flight: list[_Flight] = []
         self._overflow: list[tuple[Side, _Piece]] = []
         self.live_bytes: int | None = None  # of state the link can take before the next step
         self._clones: list[_Hold] = []
@@ -206,6 +216,15 @@ class Copier:
         while len(self._holds) > keep:
             hold = self._holds.popleft()
             hold.side.hold_back(hold.mark)
+            self._old_holds = max(0, self._old_holds - 1)
+
+    def grow_old(self) -> None:
+        """A step is over: what is held now belongs to it."""
+        self._old_holds = len(self._holds)
+
+    def release_old(self) -> None:
+        """Let go of what belongs to steps that are over."""
+        self.release(keep=len(self._holds) - self._old_holds)
 
     # ------------------------------------------------------------------ state
 
@@ -226,12 +245,24 @@ class Copier:
             own = [p for p in pieces if p.source.device == device]
             side.follow()
             if changing := [p for p in own if not p.stays]:
-                _offload(side, changing)
-                side.hold_back(side.mark())
+                self._send_changing(side, changing)
             if steady := [p for p in own if p.stays]:
                 now, later = self._divide(steady)
-                self._in_flight.append((side, _offload(side, now)))
+                self._in_flight.append(_Flight(side, _offload(side, now), now))
                 self._overflow += [(side, piece) for piece in later]
+
+    def _send_changing(self, side: Side, pieces: list[_Piece]) -> None:
+        """Little is snapshotted first, or the compute stream would wait for all gradients queued before."""
+        if sum(piece.source.nbytes for piece in pieces) > _CLONED_BYTES_MAX:
+            side.hold_back(_offload(side, pieces))
+            return
+        clones = [piece._replace(source=piece.source.clone()) for piece in pieces]
+        side.follow()
+        self._holds.append(_Hold(side, _offload(side, clones), [c.source for c in clones]))
+
+    def forget_pieces(self) -> None:
+        """What was about to be sent is not wanted any more."""
+        self._pieces.clear()
 
     def _divide(self, pieces: list[_Piece]) -> tuple[list[_Piece], list[_Piece]]:
         """Pieces that leave as they are, and those that memory decides about when the step comes."""
@@ -252,7 +283,7 @@ class Copier:
 
     @property
     def state_has_landed(self) -> bool:
-        return not self._overflow and all(s.passed(mark) for s, mark in self._in_flight)
+        return not self._overflow and all(f.side.passed(f.mark) for f in self._in_flight)
 
     def hold_back_for_state(self) -> None:
         """State may change from here on: the compute stream waits for its copies. What the link had no
@@ -270,10 +301,9 @@ class Copier:
                 self._clones.append(_Hold(side, side.mark(), [clone]))
                 self.snapshots += 1
             else:
-                side.offload([piece.target], [piece.source])
-                self._in_flight.append((side, side.mark()))
-        for side, mark in self._in_flight:
-            side.hold_back(mark)
+                self._in_flight.append(_Flight(side, _offload(side, [piece]), [piece]))
+        for flight in self._in_flight:
+            flight.side.hold_back(flight.mark)
 
     def release_snapshots(self) -> None:
         """Activations will need the memory that was free for them."""
@@ -307,10 +337,8 @@ class Copier:
             self._ring.commit_device(ticket)
             return
         first, *others = self.sides.values()
-        for other in others:  # the last one to be done speaks for all
-            other.hold_back(other.mark())
-        if others:
-            first.follow()
+        for other in others:
+            first.wait_for(other.mark())  # the word comes behind everybody's copies
         at = self._ring.slot_at(ticket) + SLOT_DEVICE_WORD_AT
         first.write_word(self._bytes[at : at + 8], commit_word(self._ring.nonce, ticket))
 

@@ -22,6 +22,7 @@ _SURE_AFTER_STEPS = 3
 _LEARNING_STEPS_MAX = 16
 _PART_BYTES = 32 << 20
 
+Guard = Callable[[Callable[..., Any]], Callable[..., Any]]
 Place = Callable[[], int | None]  # room in the ring for this call's gradients, if there is any
 
 
@@ -41,6 +42,7 @@ class EarlyTap:
         layout: GradientLayout,
         copier: Copier,
         place: Place,
+        guard: Guard,
     ) -> None:
         self._optimizer = optimizer
         self._parameters = parameters
@@ -51,7 +53,7 @@ class EarlyTap:
             i for i, p in enumerate(parameters) if p.requires_grad and p.nbytes > PACKED_BYTES_MAX
         ]
         self._handles = [
-            parameters[i].register_post_accumulate_grad_hook(partial(self._accumulated, i))
+            parameters[i].register_post_accumulate_grad_hook(partial(guard(self._accumulated), i))
             for i in self._large
         ]
         self.trust = Trust.LEARNING
@@ -70,7 +72,7 @@ class EarlyTap:
         for handle in self._handles:
             handle.remove()
         self._handles = []
-        self._forget_step()
+        self.forget_step()
 
     # ------------------------------------------------------------------ during backward
 
@@ -90,9 +92,9 @@ class EarlyTap:
                 self._send()
 
     def _send(self) -> None:
-        if self.address is None:
+        if self._ready and self.address is None:
             self.address = self._place()
-        if self.address is not None and self._ready:
+        if self._ready and self.address is not None:
             gradients = {i: self._seen[i][0] for i in self._ready}
             self._copier.some_gradients(self.address, self._optimizer, self._layout, gradients)
             self._copied.update(self._ready)
@@ -142,7 +144,7 @@ class EarlyTap:
             self.refuse()
         self._usual = self._times
         self._turn += 1
-        self._forget_step()
+        self.forget_step()
         return sound or not was_armed
 
     def refuse(self) -> None:
@@ -156,7 +158,8 @@ class EarlyTap:
     def _in_turn(self) -> int:
         return self._large[self._turn % len(self._large)] if self._large else -1
 
-    def _forget_step(self) -> None:
+    def forget_step(self) -> None:
+        """Nothing of a step's gradients is kept alive behind it."""
         self._times, self._seen, self._digests = {}, {}, {}
         self._ready, self._copied, self.address = [], set(), None
 
@@ -165,6 +168,6 @@ def _digest(gradient: torch.Tensor) -> torch.Tensor:
     """The sum of the raw bits as integers: the same in whatever order it is added up."""
     with torch.no_grad():
         words = gradient.detach().contiguous().view(-1).view(torch.uint8)
-        if words.numel() % 4 == 0:
+        if words.numel() % 4 == 0 and words.data_ptr() % 4 == 0:
             words = words.view(torch.int32)
         return words.sum(dtype=torch.int64)

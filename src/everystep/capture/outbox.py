@@ -26,10 +26,18 @@ class LetGo(Exception):
 
 
 class Outbox:
-    def __init__(self, ring: RingWriter, copier: Copier, may_wait: Callable[[float], bool]) -> None:
+    def __init__(
+        self,
+        ring: RingWriter,
+        copier: Copier,
+        may_wait: Callable[[float, bool], bool],
+        before_waiting: Callable[[], None],
+    ) -> None:
         self._ring = ring
         self._copier = copier
         self._may_wait = may_wait
+        self._before_waiting = before_waiting
+        self.patient = False  # what is being sent needs more slots than there are
         self._ticket: int | None = None
         self._events: list[Event] = []
         self._document_bytes = 0
@@ -132,9 +140,10 @@ class Outbox:
         if ticket is not None:
             return ticket
         began = time.perf_counter()
+        self._before_waiting()  # slots whose state is in flight are not committed yet
         try:
             while ticket is None:
-                if not self._may_wait(time.perf_counter() - began):
+                if not self._may_wait(time.perf_counter() - began, self.patient):
                     raise LetGo
                 time.sleep(0.0002)
                 ticket = self._ring.take()

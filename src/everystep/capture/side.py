@@ -6,6 +6,7 @@ not change before a copy is done, the *compute stream* waits on the device, and 
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -13,6 +14,7 @@ from typing import Any, Protocol
 import torch
 
 STAGING_BYTES = 16 << 20
+_page_locked: set[int] = set()  # addresses registered with the driver, each once
 _RATE_BYTES_MIN = 1 << 20  # smaller copies say nothing about the link
 _SMOOTHING = 0.2
 
@@ -51,6 +53,9 @@ class Side(Protocol):
 
     def mark(self) -> Any:
         """The place the side stream has been filled up to."""
+
+    def wait_for(self, mark: Any) -> None:
+        """Queue what comes next behind a mark of another device's side stream."""
 
     def passed(self, mark: Any) -> bool:
         """Whether everything before the mark is done, as far as the host can know."""
@@ -132,6 +137,9 @@ class CudaSide:
         event.record(self._stream)
         return event
 
+    def wait_for(self, mark: torch.cuda.Event) -> None:
+        self._stream.wait_event(mark)
+
     def passed(self, mark: torch.cuda.Event) -> bool:
         return bool(mark.query())
 
@@ -204,13 +212,23 @@ def open_sides(memory: torch.Tensor, devices: set[torch.device]) -> dict[torch.d
     cuda = [device for device in devices if device.type == "cuda"]
     if not cuda:
         return {}
-    # where registering is refused copies wait for the device, and stay correct
     code = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0)
+    if int(code) == 0:
+        _page_locked.add(memory.data_ptr())
+    else:  # copies wait for the device then, and stay correct
+        _take_error_away(cuda[0])
     return {device: CudaSide(device, page_locked=int(code) == 0) for device in cuda}
 
 
 def close_sides(memory: torch.Tensor, sides: dict[torch.device, Side]) -> None:
     for side in sides.values():
         side.close()
-    if any(device.type == "cuda" for device in sides):
+    if memory.data_ptr() in _page_locked:
+        _page_locked.discard(memory.data_ptr())
         torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())
+
+
+def _take_error_away(device: torch.device) -> None:
+    """A refused call leaves an error behind that the next kernel, anybody's, would raise."""
+    with contextlib.suppress(RuntimeError):
+        torch.zeros(1, device=device).add_(1)

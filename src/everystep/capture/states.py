@@ -48,7 +48,10 @@ class StateSender:
         self.unlogged: set[int] = set()  # atoms whose whole state goes with this record
         self._queue: list[tuple[int, ...]] = []  # atoms still to be based, in units
         self._flying: dict[int, object] = {}  # atoms whose state is being copied, as they looked
-        self._fresh = False
+        self.baseless: set[int] = (
+            set()
+        )  # atoms the shadow has no base of: gradients are of no use to it
+        self._wary = False  # state was edited in flight: the next base does not fly
         self._slice_bytes = FIRST_SLICE_BYTES
         self._stall_before = 0.0
         self._log_atoms = {a for s in live.census.optimizers if s.mode is Mode.LOG for a in s.atoms}
@@ -104,25 +107,32 @@ class StateSender:
 
     def _atom(self, atom: int) -> None:
         """Everything there is of one atom, without touching its version."""
-        version = self._versions[atom]
-        self._values([atom], stays=True)
-        for index, spec in enumerate(self._live.census.optimizers):
-            if atom in spec.atoms:
-                self._slots(index, [atom], stays=True)
+        version, stays = self._versions[atom], not self._wary
+        ring = self._ring.geometry
+        self._outbox.patient = 2 * self._live.census.atoms[atom].bytes > ring.slots * ring.capacity
+        try:
+            self._values([atom], stays)
+            for index, spec in enumerate(self._live.census.optimizers):
+                if atom in spec.atoms:
+                    self._slots(index, [atom], stays)
+        finally:
+            self._outbox.patient = False
         self._versions[atom] = version
+        self.baseless.discard(atom)
 
     # ------------------------------------------------------------------ bases
 
-    def queue_base(self, atoms: Iterable[int] | None = None) -> None:
-        """Have these atoms based anew, some at every seal; log atoms go together. None: all of them,
-        and the shadow has none of them until they come."""
-        self._fresh = atoms is None or (self._fresh and bool(self._queue))
+    def queue_base(self, atoms: Iterable[int] | None = None, *, fresh: bool = False) -> None:
+        """Have these atoms (None: all) based anew, some at every seal; log atoms go together.
+        `fresh`: the shadow holds none of them until they come."""
         wanted = set(range(len(self._live.tensors))) if atoms is None else set(atoms)
         queued = {a for unit in self._queue for a in unit}
         if wanted & self._log_atoms:
             self._queue = [u for u in self._queue if not self._log_atoms & set(u)]
             self._queue.insert(0, tuple(sorted(self._log_atoms)))
         self._queue += [(a,) for a in sorted(wanted - self._log_atoms - queued)]
+        if fresh:
+            self.baseless.update(wanted)
 
     def base(self, gradient_bytes: int) -> None:
         """The next slice of what is queued, as long as half the ring stays free for records."""
@@ -136,6 +146,7 @@ class StateSender:
                 self._atom(atom)
                 sent.append(atom)
         self._close_base(sent)
+        self._wary &= bool(self._queue)
 
     def unlogged_now(self) -> None:
         """Atoms whose step could not be logged: their whole state, as it is now."""
@@ -175,11 +186,6 @@ class StateSender:
         return 2 * self._ring.free >= self._ring.geometry.slots
 
     @property
-    def baseless(self) -> set[int]:
-        """Atoms that the shadow has no base of: it cannot use their gradients."""
-        return {a for unit in self._queue for a in unit} if self._fresh else set()
-
-    @property
     def atoms_left(self) -> int:
         """Atoms of a base that have still to be sent."""
         return sum(len(unit) for unit in self._queue)
@@ -188,6 +194,7 @@ class StateSender:
         """Nothing of what was to be sent is wanted any more."""
         self.unlogged.clear()
         self._queue.clear()
+        self.baseless.clear()
 
     # ------------------------------------------------------------------ copies in flight
 
@@ -202,6 +209,7 @@ class StateSender:
     def land(self) -> bool:
         """State may change from here on, or must be in the ring now. False as above."""
         if not self._copier.state_in_flight:
+            self._flying.clear()
             return True
         self._copier.hold_back_for_state()
         return self._settle()
@@ -209,4 +217,6 @@ class StateSender:
     def _settle(self) -> bool:
         intact = all(self._watch.looks(atom) == mark for atom, mark in self._flying.items())
         self._flying.clear()
-        return not self._copier.settle(intact=intact)
+        torn = self._copier.settle(intact=intact)
+        self._wary |= torn
+        return not torn

@@ -44,7 +44,7 @@ class Tap:
         step: int,
         versions: list[int],
         guard: Guard,
-        may_wait: Callable[[float], bool],
+        may_wait: Callable[[float, bool], bool],
         rest: Rest,
         budget_percent: float,
     ) -> None:
@@ -56,7 +56,7 @@ class Tap:
         self._rebases = 0
         self._ring = ring
         self.copier = Copier(ring, {t.device for t in live.tensors})
-        self.outbox = Outbox(ring, self.copier, may_wait)
+        self.outbox = Outbox(ring, self.copier, may_wait, self.land)
         self._watch = Watch(live)
         self.states = StateSender(
             live, ring, self.outbox, self.copier, self._watch, versions, budget_percent
@@ -67,6 +67,7 @@ class Tap:
             self.copier,
             self.states,
             versions,
+            guard=guard,
             may_go_early=lambda: self.flowing and self.opened and not self.outgrown,
             budget_percent=budget_percent,
         )
@@ -140,7 +141,7 @@ class Tap:
         self.log.discard()
         if not self.calls:
             self.copier.close_window()
-            self.copier.release()  # what no release point came by for
+            self.copier.release_old()  # what no release point came by for
         self.land()
         spec = self.live.census.optimizers[index]
         if self._letting_go or self.outgrown or spec.mode is Mode.STATE:
@@ -185,7 +186,7 @@ class Tap:
         self.calls += 1
         self.copier.open_window()
         if self._letting_go or self.outgrown:
-            self.copier.release()
+            self.log.skip(index)
             return
         if spec.mode is Mode.STATE:
             self.states.unlogged.update(spec.atoms)
@@ -284,7 +285,9 @@ class Tap:
         self._letting_go = True
         self.log.discard()
         self.states.forget()
-        self._gap_told = told or self.outbox.abandon()
+        self.copier.forget_pieces()
+        already = told and self.outbox.ticket is None  # nothing of a broken record is still open
+        self._gap_told = already or self.outbox.abandon()
 
     @contextlib.contextmanager
     def awake(self) -> Iterator[None]:
@@ -312,7 +315,7 @@ class Tap:
             self._last_groups = [b""] * len(self._last_groups)
             self._watch.mark_all()
             self._rebases += 1
-            self.states.queue_base()
+            self.states.queue_base(fresh=True)
 
     @property
     def rebases(self) -> int:

@@ -118,7 +118,7 @@ class RingWriter(_Ring):
                 ticket,
                 flags=fmt.FLAG_GAP,
                 step=header.step,
-                payload_bytes=0,
+                payload_bytes=header.payload_bytes,  # late copies still land there
                 document=empty,
                 checksum=checksum,
             )

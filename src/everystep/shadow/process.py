@@ -154,6 +154,7 @@ class Shadow:
         if self._starts_over > _START_OVER_MAX or not self._trainer_alive:
             self._done = True
             return
+        self.persister.wait()  # it may be reading what will be overwritten now
         self.intake.forget()
 
     # ------------------------------------------------------------------ who is there

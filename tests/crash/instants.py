@@ -22,7 +22,7 @@ IN_LOOP: dict[str, tuple[str, list[str]]] = {
     "in backward": ("while", ["torch.autograd:_engine_run_backward"]),
     "in step": ("while", _IN_STEP),
     "in step, nothing moved yet": ("before", _IN_STEP),
-    "gradients copied": ("after", ["everystep.capture.copier:Copier.gradients"]),
+    "gradients copied": ("after", ["everystep.capture.gradient_copies:GradientCopies.send"]),
     "step done, not said": ("before", ["everystep.capture.tap:Tap._after_step"]),
     "in seal": ("before", ["everystep.capture.tap:Tap._send_seal"]),
     "slot half written": ("before", ["everystep.format.slot:pack_slot_header"]),

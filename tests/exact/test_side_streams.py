@@ -12,7 +12,7 @@ import torch
 from torch import nn, optim
 
 import everystep
-from everystep.capture import copier
+from everystep.capture import state_copies
 
 from .harness import SEED, Job, look, same, seed_all, unbroken
 from .lagging import LaggingSide, use_lagging_sides
@@ -266,7 +266,7 @@ def test_state_that_does_not_fit_before_the_next_step(
     monkeypatch.setattr(LaggingSide, "link_bytes_per_second", 1e6)
     monkeypatch.setattr(LaggingSide, "window_seconds", 2.0)
     monkeypatch.setattr(LaggingSide, "peak_bytes", free_bytes)
-    monkeypatch.setattr(copier, "_CUT_BYTES", 1 << 16)
+    monkeypatch.setattr(state_copies, "_CUT_BYTES", 1 << 16)
     use_lagging_sides(monkeypatch, SEED, eagerness=0.1)
     status = train(JOBS["none"], tmp_path / "run", log=False)
     assert bool(status["snapshots"]) == bool(free_bytes)

@@ -73,8 +73,8 @@ def test_memory_that_was_let_go_may_be_overwritten(setting: Any) -> None:
     for number in range(20):
         at = ring.slot_at(number) + 4096
         grads = gradients(number)
-        copier.gradients(at, 0, layout, grads)
-        copier.release()
+        copier.gradients.send(at, 0, layout, grads)
+        copier.holds.release()
         for gradient in grads:
             gradient.fill_(-1)
         assert arrived(ring, at, layout) == expected(number)
@@ -87,11 +87,11 @@ def test_without_the_wait_it_would_be_overwritten(setting: Any) -> None:
     for number in range(5):
         at = ring.slot_at(number) + 4096
         grads = gradients(number)
-        copier.gradients(at, 0, layout, grads)
+        copier.gradients.send(at, 0, layout, grads)
         for gradient in grads:
             gradient.fill_(-1)
         wrong += arrived(ring, at, layout) != expected(number)
-        copier.release()
+        copier.holds.release()
     assert wrong
 
 
@@ -101,11 +101,11 @@ def test_memory_that_was_let_go_may_be_given_to_others(setting: Any) -> None:
     for number in range(20):
         at = ring.slot_at(number) + 4096
         grads = gradients(number)
-        copier.gradients(at, 0, layout, grads)
+        copier.gradients.send(at, 0, layout, grads)
         del grads
         others = []
-        while copier.held_bytes:
-            copier.release(keep=len(copier.held_bytes) - 1)
+        while copier.holds.bytes:
+            copier.holds.release(keep=len(copier.holds.bytes) - 1)
             others += [torch.full(shape, -1.0, device="cuda:0") for shape in SHAPES]
         del others
         assert arrived(ring, at, layout) == expected(number)
@@ -117,11 +117,11 @@ def test_a_slot_is_committed_only_when_its_state_is_there(setting: Any) -> None:
     for ticket in range(10):
         state.fill_(float(ticket))
         at = ring.slot_at(ticket) + 4096
-        copier.piece(at, state, 0, state.nbytes, stays=True)
+        copier.state.piece(at, state, 0, state.nbytes, stays=True)
         word = ring.slot_at(ticket) + SLOT_DEVICE_WORD_AT
         copier.commit(ticket)
         assert ring._get(word) != commit_word(ring.nonce, ticket)
-        copier.hold_back_for_state()
+        copier.state.hold_back()
         copier.settle(intact=True)
         state.fill_(-1)
         while ring._get(word) != commit_word(ring.nonce, ticket):
@@ -132,15 +132,15 @@ def test_a_slot_is_committed_only_when_its_state_is_there(setting: Any) -> None:
 
 def test_device_memory_is_bounded(setting: Any) -> None:
     copier, ring, layout = setting
-    copier.gradients(ring.slot_at(0) + 4096, 0, layout, gradients(0))
-    copier.release()
+    copier.gradients.send(ring.slot_at(0) + 4096, 0, layout, gradients(0))
+    copier.holds.release()
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     grads = gradients(1)
     held = sum(g.nbytes for g in grads)
-    copier.gradients(ring.slot_at(1) + 4096, 0, layout, grads)
-    copier.release()
+    copier.gradients.send(ring.slot_at(1) + 4096, 0, layout, grads)
+    copier.holds.release()
     del grads
     torch.cuda.synchronize()
     assert torch.cuda.max_memory_allocated() - before <= held + (1 << 20)

@@ -90,13 +90,13 @@ class CallLog:
             at = self._outbox.room(layout.bytes + AMP_BYTES, len(groups) + len(presence) + 64)
         self.early_gradients += len(gone)
         amp = self._send_amp(index, at + layout.bytes)
-        self._copier.send_pieces()
+        self._copier.state.send()
         without = gone | self._places(atoms, self._states.baseless)
         if without:
             gradients = [None if i in without else g for i, g in enumerate(gradients)]
-        self._copier.gradients(self._outbox.address(at), index, layout, gradients)
+        self._copier.gradients.send(self._outbox.address(at), index, layout, gradients)
         if rewrites_gradients(self._live.optimizers[index]):
-            self._copier.release()
+            self._copier.holds.release()
         self._pending = (Call(index, groups, presence, at, amp), at)
 
     def done(self, index: int) -> None:
@@ -115,7 +115,7 @@ class CallLog:
 
     def skip(self, index: int) -> None:
         """The optimizer has stepped and nobody records it: keep nothing of it alive."""
-        self._copier.release()
+        self._copier.holds.release()
         if index in self._early:
             self._early[index].forget_step()
 
@@ -128,7 +128,7 @@ class CallLog:
     def turn(self, step: int) -> None:
         """At a seal."""
         self.lifetime.turn()
-        self._copier.grow_old()
+        self._copier.holds.grow_old()
         for early in self._early.values():
             early.forget_step()  # a backward without a step leads nowhere
         if step % _EARLY_LOOK_EVERY == 0 and self._copier.sides and not self._states.atoms_left:
@@ -170,7 +170,7 @@ class CallLog:
             tensor = getattr(self._live.optimizers[index], name, None)
             if tensor is not None:
                 scalar = tensor.detach().to(torch.float32).view(-1)
-                self._copier.piece(self._outbox.address(at), scalar, 0, 4, stays=False)
+                self._copier.state.piece(self._outbox.address(at), scalar, 0, 4, stays=False)
                 found[name] = at
                 at += ALIGN_BYTES
         return found

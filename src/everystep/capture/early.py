@@ -96,7 +96,7 @@ class EarlyTap:
             self.address = self._place()
         if self._ready and self.address is not None:
             gradients = {i: self._seen[i][0] for i in self._ready}
-            self._copier.some_gradients(self.address, self._optimizer, self._layout, gradients)
+            self._copier.gradients.send_some(self.address, self._optimizer, self._layout, gradients)
             self._copied.update(self._ready)
         self._ready = []
 
@@ -127,7 +127,7 @@ class EarlyTap:
         ]
         if pairs:
             early, late = (torch.stack(list(side)) for side in zip(*pairs, strict=True))
-            self._verdicts.append(self._copier.read_later((early == late).all()))
+            self._verdicts.append(self._copier.gradients.read_later((early == late).all()))
 
     def end_step(self) -> bool:
         """After the step. False: a digest shows that gradients changed without a trace before, and what

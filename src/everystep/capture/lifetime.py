@@ -60,24 +60,24 @@ class GradientLifetime:
             self._kept.add(optimizer)
         else:
             self._kept.discard(optimizer)
-            self._parts += self._copier.held_bytes
-            self._copier.release()
+            self._parts += self._copier.holds.bytes
+            self._copier.holds.release()
 
     def release_point(self) -> None:
         """A module is about to compute."""
         if self._passed:
-            self._copier.release_snapshots()
+            self._copier.state.release_snapshots()
         if self._passed < len(self._plan):
-            self._copier.release(keep=self._plan[self._passed])
+            self._copier.holds.release(keep=self._plan[self._passed])
         elif not self._plan and self._passed < POINTS_MAX:
             self._allocated.append(self._copier.allocated_bytes)
         self._passed += 1
 
     def turn(self) -> None:
         """At a seal: learn from the forward that was just seen, once optimizer state is there."""
-        sure = self._steps > _SURE_AFTER_STEPS and not self._copier.held_bytes
+        sure = self._steps > _SURE_AFTER_STEPS and not self._copier.holds.bytes
         if self._active and sure and not self._plan:
             self._plan = release_plan(self._allocated, self._copier.peak_bytes, self._parts)
         if not self._passed:  # no forward comes by a release point: do not keep them through one
-            self._copier.release_snapshots()
+            self._copier.state.release_snapshots()
         self._passed, self._allocated, self._parts = 0, [], []

@@ -98,7 +98,7 @@ class Outbox:
             part = min(size - start, left // 64 * 64)
             at = self.room(part, names)
             if part:
-                self._copier.piece(self.address(at), tensor, start, part, stays=stays)
+                self._copier.state.piece(self.address(at), tensor, start, part, stays=stays)
             self.add(Edit(atom, slot, dtype, shape, start, part, at))
             start += part
             if size == 0:

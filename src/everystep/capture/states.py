@@ -62,7 +62,9 @@ class StateSender:
         """How much state may leave before the next step: what gradients leave of the link."""
         link, window = self._copier.link_bytes_per_second, self._copier.window_seconds
         known = link > 0 and window > 0
-        self._copier.live_bytes = max(0, int(link * window) - gradient_bytes) if known else None
+        self._copier.state.live_bytes = (
+            max(0, int(link * window) - gradient_bytes) if known else None
+        )
 
     def changes(
         self, atoms: Iterable[int] | None, optimizers: Iterable[int], *, stays: bool
@@ -204,14 +206,14 @@ class StateSender:
 
     def settle_if_landed(self) -> bool:
         """Commit what has been copied meanwhile. False: somebody changed it, and a gap was made."""
-        return not self._flying or not self._copier.state_has_landed or self._settle()
+        return not self._flying or not self._copier.state.has_landed or self._settle()
 
     def land(self) -> bool:
         """State may change from here on, or must be in the ring now. False as above."""
-        if not self._copier.state_in_flight:
+        if not self._copier.state.in_flight:
             self._flying.clear()
             return True
-        self._copier.hold_back_for_state()
+        self._copier.state.hold_back()
         return self._settle()
 
     def _settle(self) -> bool:

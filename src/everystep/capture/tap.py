@@ -141,7 +141,7 @@ class Tap:
         self.log.discard()
         if not self.calls:
             self.copier.close_window()
-            self.copier.release_old()  # what no release point came by for
+            self.copier.holds.release_old()  # what no release point came by for
         self.land()
         spec = self.live.census.optimizers[index]
         if self._letting_go or self.outgrown or spec.mode is Mode.STATE:
@@ -285,7 +285,7 @@ class Tap:
         self._letting_go = True
         self.log.discard()
         self.states.forget()
-        self.copier.forget_pieces()
+        self.copier.state.forget_pieces()
         already = told and self.outbox.ticket is None  # nothing of a broken record is still open
         self._gap_told = already or self.outbox.abandon()
 
@@ -331,7 +331,7 @@ class Tap:
         return {
             "early_tap": self.log.early_tap,
             "early_gradients": self.log.early_gradients,
-            "snapshots": self.copier.snapshots,
+            "snapshots": self.copier.state.snapshots,
             "link_bytes_per_second": self.copier.link_bytes_per_second,
             "window_seconds": self.copier.window_seconds,
         }

@@ -1,0 +1,195 @@
+"""Gradients into the ring: small ones packed on the device, large ones directly, in a few parts.
+
+They are held until their copies are done; on the CPU they are copied at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from everystep.capture.holds import Holds
+from everystep.capture.side import STAGING_BYTES, Side
+from everystep.core.census import PACKED_BYTES_MAX, GradientLayout, align
+
+_PART_BYTES = 64 << 20  # gradients are let go in parts of about this size
+_PARTS_MAX = 8
+
+Gradients = Sequence[torch.Tensor | None]
+
+
+class _Pack(NamedTuple):
+    """Small gradients that one copy moves: where they lie in the payload, and in the staging."""
+
+    members: list[int]
+    start: int
+    bytes: int
+    views: list[torch.Tensor]
+
+
+@dataclass
+class _Route:
+    """How one optimizer's gradients travel."""
+
+    side: Side | None
+    packs: list[_Pack]
+    parts: list[list[int]]
+
+
+class GradientCopies:
+    """Owned by the training thread."""
+
+    def __init__(self, memory: torch.Tensor, sides: dict[torch.device, Side], holds: Holds) -> None:
+        self._bytes = memory
+        self._sides = sides
+        self._holds = holds
+        self._views: dict[tuple[int, int], list[torch.Tensor]] = {}
+        self._routes: dict[int, list[_Route]] = {}
+
+    def send(self, at: int, optimizer: int, layout: GradientLayout, gradients: Gradients) -> None:
+        """Copy the gradients that are there to `at` plus their offsets; those of GPUs are held."""
+        views = self._slot_views(at, optimizer, layout, gradients)
+        with torch.no_grad():
+            for route in self._routes_of(optimizer, layout, gradients):
+                self._send_along(route, at, views, gradients)
+
+    def send_some(
+        self, at: int, optimizer: int, layout: GradientLayout, gradients: dict[int, torch.Tensor]
+    ) -> None:
+        """Copy large gradients ahead of the others, by their place in the optimizer's order."""
+        with torch.no_grad():
+            for device in _devices(list(gradients.values())):
+                side = self._sides[device]
+                own = {i: g for i, g in gradients.items() if g.device == device}
+                targets = [_typed(self._bytes, at + layout.offsets[i], g) for i, g in own.items()]
+                side.follow()
+                side.offload(targets, list(own.values()))
+                self._holds.add(side, list(own.values()))
+
+    def read_later(self, value: torch.Tensor) -> tuple[torch.Tensor, Side, Any]:
+        """Bring a small device tensor to the host; it may be looked at once its mark has passed."""
+        side = self._sides[value.device]
+        target = side.host_like(value)
+        side.follow()
+        side.offload([target], [value])
+        return target, side, self._holds.add(side, [value])
+
+    def _routes_of(
+        self, optimizer: int, layout: GradientLayout, gradients: Gradients
+    ) -> list[_Route]:
+        if optimizer in self._routes:
+            return self._routes[optimizer]
+        if any(g is None for g in gradients):  # lay routes out when all have been seen
+            return [self._plain_route(device, gradients) for device in _devices(gradients)]
+        self._routes[optimizer] = self._lay_out(layout, gradients)
+        return self._routes[optimizer]
+
+    def _send_along(
+        self, route: _Route, at: int, views: list[torch.Tensor], gradients: Gradients
+    ) -> None:
+        if route.side is None:
+            for part in route.parts:
+                targets, sources = _pairs(part, views, gradients)
+                if sources:
+                    torch._foreach_copy_(targets, sources)
+            return
+        side = route.side
+        side.follow()
+        for pack in route.packs:
+            targets, sources = _pairs(pack.members, pack.views, gradients, positional=True)
+            if sources:
+                side.pack(targets, sources)
+                end = at + pack.start + pack.bytes
+                packed = self._bytes[at + pack.start : end]
+                side.offload([packed], [side.staging()[: pack.bytes]])
+                self._holds.add(side, sources)
+        for part in route.parts:
+            targets, sources = _pairs(part, views, gradients)
+            if sources:
+                side.offload(targets, sources)
+                self._holds.add(side, sources)
+
+    def _lay_out(self, layout: GradientLayout, gradients: Gradients) -> list[_Route]:
+        """Small gradients together through the staging, large ones directly, in a few parts."""
+        devices = _devices(gradients)
+        side = self._sides.get(devices[0]) if len(devices) == 1 else None
+        if side is None:
+            return [self._plain_route(device, gradients) for device in devices]
+        order = sorted(range(len(gradients)), key=lambda i: layout.offsets[i])
+        sizes = [align(g.nbytes) if g is not None else 0 for g in gradients]
+        small = [i for i in order if sizes[i] <= PACKED_BYTES_MAX]
+        large = [i for i in order if sizes[i] > PACKED_BYTES_MAX]
+        packs = [
+            self._pack(side, members, layout, gradients)
+            for members in _cut(small, sizes, STAGING_BYTES - PACKED_BYTES_MAX)
+        ]
+        part_bytes = max(_PART_BYTES, -(-sum(sizes) // _PARTS_MAX))
+        return [_Route(side, packs, _cut(large, sizes, part_bytes))]
+
+    def _pack(
+        self, side: Side, members: list[int], layout: GradientLayout, gradients: Gradients
+    ) -> _Pack:
+        start = layout.offsets[members[0]]
+        views, end = [], start
+        for member in members:
+            gradient = gradients[member]
+            assert gradient is not None
+            at = layout.offsets[member] - start
+            end = layout.offsets[member] + gradient.nbytes
+            views.append(_typed(side.staging(), at, gradient))
+        return _Pack(members, start, end - start, views)
+
+    def _plain_route(self, device: torch.device, gradients: Gradients) -> _Route:
+        members = [i for i, g in enumerate(gradients) if g is not None and g.device == device]
+        return _Route(self._sides.get(device), [], [members])
+
+    def _slot_views(
+        self, at: int, optimizer: int, layout: GradientLayout, gradients: Gradients
+    ) -> list[torch.Tensor]:
+        # a slot is used again and again with the same layout: typed views of it are kept
+        views = self._views.setdefault((at, optimizer), [])
+        if len(views) != len(gradients) or any(
+            g is not None and v.shape != g.shape for v, g in zip(views, gradients, strict=False)
+        ):
+            views[:] = [
+                _typed(self._bytes, at + offset, g) if g is not None else self._bytes[:0]
+                for offset, g in zip(layout.offsets, gradients, strict=True)
+            ]
+        return views
+
+
+def _devices(gradients: Gradients) -> list[torch.device]:
+    return list(dict.fromkeys(g.device for g in gradients if g is not None))
+
+
+def _pairs(
+    members: list[int], views: list[torch.Tensor], gradients: Gradients, positional: bool = False
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Targets and sources of the gradients that are there."""
+    targets, sources = [], []
+    for place, member in enumerate(members):
+        gradient = gradients[member]
+        if gradient is not None:
+            targets.append(views[place if positional else member])
+            sources.append(gradient)
+    return targets, sources
+
+
+def _cut(members: list[int], sizes: list[int], limit: int) -> list[list[int]]:
+    """Runs of members of about `limit` bytes each."""
+    runs: list[list[int]] = []
+    filled = limit
+    for member in members:
+        if filled >= limit:
+            runs.append([])
+            filled = 0
+        runs[-1].append(member)
+        filled += sizes[member]
+    return runs
+
+
+def _typed(memory: torch.Tensor, at: int, like: torch.Tensor) -> torch.Tensor:
+    return memory[at : at + like.nbytes].view(like.dtype).view(like.shape)

@@ -1,0 +1,144 @@
+"""State into the ring: copied between a seal and the next step, while it does not change.
+
+What the link has no time for is snapshotted on the device right before that step, in memory that is free
+without raising the peak, or the step waits for it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from everystep.capture.holds import Holds
+from everystep.capture.side import Side
+from everystep.core.schedule import Phase, cut, plan_offload
+
+_CLONED_BYTES_MAX = 4 << 20
+_CUT_BYTES = 16 << 20  # state that does not fit before the next step is divided this finely
+
+
+class _Flight(NamedTuple):
+    """State on its way. Pieces of tensors that do not lie row by row are copies: they are kept."""
+
+    side: Side
+    mark: Any
+    pieces: list[_Piece]
+
+
+class _Piece(NamedTuple):
+    target: torch.Tensor
+    source: torch.Tensor
+    stays: bool  # the source does not change before the next step
+
+    def part(self, start: int, size: int) -> _Piece:
+        end = start + size
+        return _Piece(self.target[start:end], self.source[start:end], self.stays)
+
+
+class StateCopies:
+    """Owned by the training thread."""
+
+    def __init__(self, memory: torch.Tensor, sides: dict[torch.device, Side], holds: Holds) -> None:
+        self._bytes = memory
+        self._sides = sides
+        self._holds = holds
+        self._pieces: list[_Piece] = []
+        self._in_flight: list[_Flight] = []
+        self._overflow: list[tuple[Side, _Piece]] = []
+        self._snapshots = Holds()
+        self.live_bytes: int | None = None  # of state the link can take before the next step
+        self.snapshots = 0  # pieces that were copied on the device first
+
+    def piece(self, at: int, source: torch.Tensor, start: int, size: int, *, stays: bool) -> None:
+        """Copy `size` bytes of a tensor, from byte `start` of its row-major form."""
+        flat = source.detach().contiguous().view(-1).view(torch.uint8)[start : start + size]
+        target = self._bytes[at : at + size]
+        if source.device in self._sides:
+            self._pieces.append(_Piece(target, flat, stays))
+        else:
+            target.copy_(flat)
+
+    def send(self) -> None:
+        """Queue the copies of pieces: those whose sources may change right after this, then as many of
+        the others as the link can take before the next step. The rest waits for that step."""
+        pieces, self._pieces = self._pieces, []
+        for device, side in self._sides.items() if pieces else ():
+            own = [p for p in pieces if p.source.device == device]
+            side.follow()
+            if changing := [p for p in own if not p.stays]:
+                self._send_changing(side, changing)
+            if steady := [p for p in own if p.stays]:
+                now, later = self._divide(steady)
+                self._in_flight.append(_Flight(side, _offload(side, now), now))
+                self._overflow += [(side, piece) for piece in later]
+
+    def _send_changing(self, side: Side, pieces: list[_Piece]) -> None:
+        """Little is snapshotted first, or the compute stream would wait for all gradients queued before."""
+        if sum(piece.source.nbytes for piece in pieces) > _CLONED_BYTES_MAX:
+            side.hold_back(_offload(side, pieces))
+            return
+        clones = [piece._replace(source=piece.source.clone()) for piece in pieces]
+        side.follow()
+        _offload(side, clones)
+        self._holds.add(side, [clone.source for clone in clones])
+
+    def forget_pieces(self) -> None:
+        """What was about to be sent is not wanted any more."""
+        self._pieces.clear()
+
+    def _divide(self, pieces: list[_Piece]) -> tuple[list[_Piece], list[_Piece]]:
+        """Pieces that leave as they are, and those that memory decides about when the step comes."""
+        if self.live_bytes is None:
+            return pieces, []
+        whole = [piece.target.nbytes for piece in pieces]
+        if sum(whole) > self.live_bytes:
+            parts = cut(whole, _CUT_BYTES)
+            pieces = [pieces[number].part(start, size) for number, start, size in parts]
+        sizes = [piece.target.nbytes for piece in pieces]
+        schedule = plan_offload(sizes, [Phase(self.live_bytes, 0), Phase(0, 0)], update=1)
+        self.live_bytes -= sum(sizes[i] for i in schedule.live)
+        return [pieces[i] for i in schedule.live], [pieces[i] for i in schedule.late]
+
+    @property
+    def in_flight(self) -> bool:
+        return bool(self._in_flight)
+
+    @property
+    def has_landed(self) -> bool:
+        return not self._overflow and all(f.side.passed(f.mark) for f in self._in_flight)
+
+    def hold_back(self) -> None:
+        """State may change from here on: the compute stream waits for its copies. What the link had no
+        time for is snapshotted where memory is free without raising the peak; the rest is waited for."""
+        overflow, self._overflow = self._overflow, []
+        self.release_snapshots()
+        sides = self._sides.values() if overflow else ()
+        free = sum(side.peak_bytes - side.allocated_bytes for side in sides)
+        for side, piece in overflow:
+            side.follow()
+            if piece.source.nbytes <= free:
+                free -= piece.source.nbytes
+                clone = piece.source.clone()
+                side.follow()
+                side.offload([piece.target], [clone])
+                self._snapshots.add(side, [clone])
+                self.snapshots += 1
+            else:
+                self._in_flight.append(_Flight(side, _offload(side, [piece]), [piece]))
+        for flight in self._in_flight:
+            flight.side.hold_back(flight.mark)
+
+    def release_snapshots(self) -> None:
+        """Activations will need the memory that was free for them."""
+        self._snapshots.release()
+
+    def clear(self) -> None:
+        """Everything has been copied, or changed before it was."""
+        self._in_flight.clear()
+
+
+def _offload(side: Side, pieces: list[_Piece]) -> Any:
+    if pieces:
+        side.offload([p.target for p in pieces], [p.source for p in pieces])
+    return side.mark()

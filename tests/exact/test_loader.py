@@ -32,7 +32,12 @@ class Augmented(torch.utils.data.Dataset):  # type: ignore[type-arg]
 
 def make_loader(workers: int) -> Any:
     return torchdata.StatefulDataLoader(
-        Augmented(), batch_size=4, shuffle=True, num_workers=workers
+        Augmented(),
+        batch_size=4,
+        shuffle=True,
+        num_workers=workers,
+        # workers notice the death of a trainer that is their parent; a fork server would be it otherwise
+        multiprocessing_context="fork" if workers else None,
     )
 
 

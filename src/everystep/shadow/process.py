@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 _BATCH = 64  # entries between two looks at the control channel
 _POLL_MS_MIN, _POLL_MS_MAX = 2, 50
 _ANNOUNCE_SECONDS = 5.0
+_CATCH_UP_SECONDS = 30.0
 _START_OVER_MAX = 5
 _GIVE_UP_IDLES = 10  # a store that fails for this many idle times is not waited for any longer
 
@@ -84,6 +85,7 @@ class Shadow:
         self._replay_module: Any = None
         self._import_failure: Exception | None = None
         self._poll_ms = _POLL_MS_MIN
+        self._ready_since = 0.0
 
     def _take_over(self) -> None:
         holding = self.opening.adopted
@@ -169,7 +171,12 @@ class Shadow:
         if self._replay_module is not None and self.intake.advance is None:
             self.intake.advance = self._replay_module.Advance(self.opening.census, self.replica)
         if self._ready_to_replay:
-            self.intake.ring.say_warm()
+            self._ready_since = self._ready_since or time.monotonic()
+            ring = self.intake.ring
+            # until what piled up meanwhile is taken in, a full ring does not mean that we lag
+            patient = time.monotonic() - self._ready_since < _CATCH_UP_SECONDS
+            if 2 * ring.waiting <= ring.geometry.slots or not patient:
+                ring.say_warm()
 
     def _look_for_predecessor(self) -> None:
         """Until it is gone, the memory we adopted and the run belong to the shadow before."""

@@ -8,21 +8,19 @@ by version and address, which are hints.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from operator import attrgetter
 from typing import NamedTuple
 
 import torch
 import xxhash
 
 from everystep.capture.census import LiveCensus
-from everystep.capture.glance import Glance
+from everystep.capture.glance import Glance, hints
 from everystep.core.census import Mode
 from everystep.replay.tensors import raw_bytes
 
 _FROZEN_BYTES_PER_SEAL = 16 << 20
 _BUFFER_BYTES_MAX = 64 << 10
 Mark = int | tuple[int, int]
-_version = attrgetter("_version")
 
 
 class SlotChanges(NamedTuple):
@@ -65,15 +63,18 @@ class Watch:
         """What the optimizer just did to its own atoms is no edit."""
         self._slots[index] = Glance(self._live.optimizers[index])
         if self._by_hints and self._moves_all[index]:
-            self._marks = self._all_hints()
+            self._marks = [*hints(self._live.tensors)]
             return
         for atom in self._live.census.optimizers[index].atoms:
             self._marks[atom] = self._digest(atom)
 
     def edited_values(self, atoms: Iterable[int] | None = None) -> list[int]:
-        """Atoms whose bytes differ from their mark; they are marked anew."""
-        if self._by_hints:
-            return self._edited_by_hints(atoms)
+        """Atoms whose bytes differ from their mark; they are marked anew. None: of all atoms."""
+        edited = self._edited_by_hints(atoms) if self._by_hints else self._edited_by_bytes(atoms)
+        always = self._small_buffers if atoms is None else []
+        return [a for a in edited if a not in always] + always
+
+    def _edited_by_bytes(self, atoms: Iterable[int] | None) -> list[int]:
         looked_at = [*self._always, *self._frozen_now()] if atoms is None else atoms
         edited = []
         for atom in looked_at:
@@ -84,19 +85,14 @@ class Watch:
         return edited
 
     def _edited_by_hints(self, atoms: Iterable[int] | None) -> list[int]:
-        now = self._all_hints()
-        buffers = self._small_buffers if atoms is None else []
+        now = hints(self._live.tensors)
         if now == self._marks:  # nearly always, so it must be quick
-            return buffers
+            return []
         looked_at = range(len(now)) if atoms is None else atoms
         edited = [a for a in looked_at if now[a] != self._marks[a]]
         for atom in edited:
             self._marks[atom] = now[atom]
-        return [a for a in edited if a not in buffers] + buffers
-
-    def _all_hints(self) -> list[Mark]:
-        tensors = self._live.tensors
-        return list(zip(map(torch.Tensor.data_ptr, tensors), map(_version, tensors), strict=True))
+        return edited
 
     def looks(self, atom: int) -> object:
         """A hint that changes when the atom's value or slots are written or replaced."""
@@ -108,7 +104,7 @@ class Watch:
             for value in self._live.state_of(index, atom).values()
             if isinstance(value, torch.Tensor)
         ]
-        return self._hint(atom), [(v.data_ptr(), v._version) for v in values]
+        return hints([self._live.tensors[atom], *values])
 
     def differs(self) -> bool:
         """Whether any atom differs from its mark; nothing is marked."""

@@ -50,10 +50,6 @@ class _Ring:
     def released(self) -> int:
         return self._get(fmt.RING_RELEASED_AT)
 
-    @property
-    def replayed_step(self) -> int:
-        return self._get(fmt.RING_REPLAYED_STEP_AT)
-
 
 class RingWriter(_Ring):
     """The trainer's side."""
@@ -198,9 +194,6 @@ class RingReader(_Ring):
     def release_read(self) -> None:
         """Free every slot that has been read."""
         self._set(fmt.RING_RELEASED_AT, self._next)
-
-    def say_replayed(self, step: int) -> None:
-        self._set(fmt.RING_REPLAYED_STEP_AT, step)
 
     def say_warm(self) -> None:
         self._set(fmt.RING_WARM_AT, 1)

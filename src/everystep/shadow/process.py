@@ -86,6 +86,7 @@ class Shadow:
         self._import_failure: Exception | None = None
         self._poll_ms = _POLL_MS_MIN
         self._ready_since = 0.0
+        self._distrusted = False  # something of ours failed: the replica is to be given up
 
     def _take_over(self) -> None:
         holding = self.opening.adopted
@@ -156,8 +157,7 @@ class Shadow:
         if self._starts_over > _START_OVER_MAX or not self._trainer_alive:
             self._done = True
             return
-        self.persister.wait()  # it may be reading what will be overwritten now
-        self.intake.forget()
+        self._distrusted = True
 
     # ------------------------------------------------------------------ who is there
 
@@ -171,12 +171,15 @@ class Shadow:
         if self._replay_module is not None and self.intake.advance is None:
             self.intake.advance = self._replay_module.Advance(self.opening.census, self.replica)
         if self._ready_to_replay:
-            self._ready_since = self._ready_since or time.monotonic()
-            ring = self.intake.ring
-            # until what piled up meanwhile is taken in, a full ring does not mean that we lag
-            patient = time.monotonic() - self._ready_since < _CATCH_UP_SECONDS
-            if 2 * ring.waiting <= ring.geometry.slots or not patient:
-                ring.say_warm()
+            self._say_warm_once_caught_up()
+
+    def _say_warm_once_caught_up(self) -> None:
+        """Until what piled up while torch loaded is taken in, a full ring does not mean that we lag."""
+        self._ready_since = self._ready_since or time.monotonic()
+        ring = self.intake.ring
+        patient = time.monotonic() - self._ready_since < _CATCH_UP_SECONDS
+        if 2 * ring.waiting <= ring.geometry.slots or not patient:
+            ring.say_warm()
 
     def _look_for_predecessor(self) -> None:
         """Until it is gone, the memory we adopted and the run belong to the shadow before."""
@@ -218,6 +221,11 @@ class Shadow:
     # ------------------------------------------------------------------ records
 
     def _receive(self) -> bool:
+        if self._distrusted:
+            if self.persister.busy:
+                return False  # it may be reading what would be overwritten
+            self.intake.forget()
+            self._distrusted = False
         may_apply = self._alone_or_own_memory and not self.keeper.holds_still and not self._yielded
         moved = False
         for _ in range(_BATCH):
@@ -227,8 +235,6 @@ class Shadow:
         if self.intake.gap and not self.intake.record_waits and not self.persister.busy:
             self.keeper.write_now()
             self.intake.forget()
-        if moved:
-            self.intake.ring.say_replayed(self.intake.step + 1 if self.intake.whole else 0)
         return moved
 
     @property
@@ -240,6 +246,8 @@ class Shadow:
     # ------------------------------------------------------------------ the store
 
     def _keep_cadence(self) -> None:
+        if self._distrusted:
+            return  # nothing that could be written
         if not self._trainer_alive and self._drained and self._alone:
             self.intake.drop_unsealed()
         if self._terminated and self._drained:
@@ -312,7 +320,7 @@ class Shadow:
     def _answer_yield(self, route: list[bytes]) -> bool:
         if not self._drained or self._succeeded:
             return False
-        if not self.intake.whole:
+        if not self.intake.whole or self._distrusted:
             answer = control.Answer(error="this shadow holds no complete state")
         else:
             self._yielded = True

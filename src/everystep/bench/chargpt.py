@@ -32,7 +32,7 @@ class Block(nn.Module):
 
 
 class CharGPT(nn.Module):
-    """Output weights are tied to the embedding, as in GPT-2."""
+    """`tied`: output weights are those of the embedding, as in GPT-2."""
 
     def __init__(
         self,
@@ -43,6 +43,7 @@ class CharGPT(nn.Module):
         heads: int,
         context: int,
         dropout: float = 0.1,
+        tied: bool = True,
     ) -> None:
         super().__init__()
         self.context = context
@@ -51,7 +52,8 @@ class CharGPT(nn.Module):
         self.blocks = nn.ModuleList(Block(width, heads, dropout) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, vocabulary, bias=False)
-        self.head.weight = self.embed.weight
+        if tied:
+            self.head.weight = self.embed.weight
         nn.init.normal_(self.embed.weight, std=1 / math.sqrt(width))
 
     def forward(self, tokens: Tensor) -> Tensor:

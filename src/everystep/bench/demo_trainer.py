@@ -48,9 +48,8 @@ def main() -> None:
     def say(kind: str, step: int, **more: str) -> None:
         os.write(log, msgspec.json.encode(Line(kind, step, time.time(), **more)) + b"\n")
 
-    torch.set_num_threads(
-        1
-    )  # with more, torch's own results differ in the last bit once in a while
+    # with more threads torch's own results differ in the last bit once in a while
+    torch.set_num_threads(1)
     torch.manual_seed(1234)
     text = Text()
     model = CharGPT(text.vocabulary, width=128, layers=4, heads=4, context=CONTEXT)

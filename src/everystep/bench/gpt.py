@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 
-from everystep.bench.chargpt import Block
+from everystep.bench.chargpt import CharGPT
 from everystep.errors import UsageError
 
 
@@ -28,23 +28,6 @@ SIZES = {
 }
 
 
-class GPT(nn.Module):
-    def __init__(self, size: Size) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(size.vocabulary, size.width)
-        self.place = nn.Embedding(size.context, size.width)
-        self.blocks = nn.ModuleList(Block(size.width, size.heads, 0.0) for _ in range(size.layers))
-        self.norm = nn.LayerNorm(size.width)
-        self.head = nn.Linear(size.width, size.vocabulary, bias=False)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.embed(tokens) + self.place.weight[: tokens.shape[1]]
-        for block in self.blocks:
-            x = block(x)
-        logits: Tensor = self.head(self.norm(x))
-        return logits
-
-
 class Training:
     """Model, optimizer and one step. Owned by the thread that measures."""
 
@@ -55,7 +38,9 @@ class Training:
         self.batch = batch
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         torch.manual_seed(1)
-        self.model = GPT(self.size).to(self.device)
+        size = self.size._asdict()
+        model = CharGPT(size.pop("vocabulary"), **size, dropout=0.0, tied=False)
+        self.model = model.to(self.device)
         self.forward = torch.compile(self.model) if compiled else self.model
         self.optimizer = _optimizer(optimizer, self.model)
         self.parameters = sum(p.numel() for p in self.model.parameters())

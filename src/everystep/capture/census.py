@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,26 +62,6 @@ def take_census(models: Models, optimizers: Optimizers, *, log: bool = True) -> 
     homes = {a: home for a, home in _homes(models, atom_of).items() if a not in moved}
     given = tuple(models.values()) if isinstance(models, Mapping) else (models,)
     return LiveCensus(census, tensors, list(named.values()), homes, given)
-
-
-def release_modules(models: Iterable[torch.nn.Module], count: int) -> list[torch.nn.Module]:
-    """Modules spread over a forward; none inside compiled code, where a hook would break the graph."""
-    found: dict[int, torch.nn.Module] = {}
-
-    def visit(module: torch.nn.Module) -> None:
-        compiled = hasattr(module, "_orig_mod") or module._compiled_call_impl is not None
-        if next(module.parameters(recurse=False), None) is not None or compiled:
-            found.setdefault(id(module), module)
-        if not compiled:
-            for child in module.children():
-                visit(child)
-
-    for model in models:
-        visit(model)
-    owners = list(found.values())
-    if len(owners) <= count:
-        return owners
-    return [owners[i * (len(owners) - 1) // (count - 1)] for i in range(count)]
 
 
 def has_grown(live: LiveCensus) -> bool:

@@ -9,14 +9,14 @@ gradients are kept, and let go part by part at release points: forward hooks on 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
 from everystep.capture.copier import Copier
 from everystep.core.release import release_plan
 
-POINTS_MAX = 8
+_POINTS_MAX = 8
 _SURE_AFTER_STEPS = 2
 
 
@@ -69,7 +69,7 @@ class GradientLifetime:
             self._copier.state.release_snapshots()
         if self._passed < len(self._plan):
             self._copier.holds.release(keep=self._plan[self._passed])
-        elif not self._plan and self._passed < POINTS_MAX:
+        elif not self._plan and self._passed < _POINTS_MAX:
             self._allocated.append(self._copier.allocated_bytes)
         self._passed += 1
 
@@ -81,3 +81,23 @@ class GradientLifetime:
         if not self._passed:  # no forward comes by a release point: do not keep them through one
             self._copier.state.release_snapshots()
         self._passed, self._allocated, self._parts = 0, [], []
+
+
+def release_modules(models: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:
+    """Modules spread over a forward; none inside compiled code, where a hook would break the graph."""
+    found: dict[int, torch.nn.Module] = {}
+
+    def visit(module: torch.nn.Module) -> None:
+        compiled = hasattr(module, "_orig_mod") or module._compiled_call_impl is not None
+        if next(module.parameters(recurse=False), None) is not None or compiled:
+            found.setdefault(id(module), module)
+        if not compiled:
+            for child in module.children():
+                visit(child)
+
+    for model in models:
+        visit(model)
+    owners = list(found.values())
+    if len(owners) <= _POINTS_MAX:
+        return owners
+    return [owners[i * (len(owners) - 1) // (_POINTS_MAX - 1)] for i in range(_POINTS_MAX)]

@@ -111,23 +111,26 @@ class StateCopies:
     def hold_back(self) -> None:
         """State may change from here on: the compute stream waits for its copies. What the link had no
         time for is snapshotted where memory is free without raising the peak; the rest is waited for."""
-        overflow, self._overflow = self._overflow, []
         self.release_snapshots()
-        sides = self._sides.values() if overflow else ()
-        free = sum(side.peak_bytes - side.allocated_bytes for side in sides)
-        for side, piece in overflow:
-            side.follow()
-            if piece.source.nbytes <= free:
-                free -= piece.source.nbytes
-                clone = piece.source.clone()
-                side.follow()
-                side.offload([piece.target], [clone])
-                self._snapshots.add(side, [clone])
-                self.snapshots += 1
-            else:
-                self._in_flight.append(_Flight(side, _offload(side, [piece]), [piece]))
+        if self._overflow:
+            self._send_overflow()
         for flight in self._in_flight:
             flight.side.hold_back(flight.mark)
+
+    def _send_overflow(self) -> None:
+        overflow, self._overflow = self._overflow, []
+        sizes = [piece.source.nbytes for _, piece in overflow]
+        free = sum(side.peak_bytes - side.allocated_bytes for side in self._sides.values())
+        schedule = plan_offload(sizes, [Phase(0, 0), Phase(sum(sizes), free)], update=1)
+        for side, piece in (overflow[i] for i in schedule.snapshot):
+            clone = piece._replace(source=piece.source.clone())
+            side.follow()
+            _offload(side, [clone])
+            self._snapshots.add(side, [clone.source])
+            self.snapshots += 1
+        for side, piece in (overflow[i] for i in schedule.late):
+            side.follow()
+            self._in_flight.append(_Flight(side, _offload(side, [piece]), [piece]))
 
     def release_snapshots(self) -> None:
         """Activations will need the memory that was free for them."""

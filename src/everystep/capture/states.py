@@ -17,7 +17,7 @@ from everystep.capture.outbox import Outbox
 from everystep.capture.watch import Watch
 from everystep.core.census import Mode
 from everystep.core.events import Rebase, SlotValues
-from everystep.core.pace import FIRST_SLICE_BYTES, next_slice_bytes
+from everystep.core.pace import FIRST_SLICE_BYTES, next_slice_bytes, steps_left
 from everystep.format import values
 from everystep.lane.ring import RingWriter
 from everystep.replay.tensors import pack
@@ -48,9 +48,7 @@ class StateSender:
         self.unlogged: set[int] = set()  # atoms whose whole state goes with this record
         self._queue: list[tuple[int, ...]] = []  # atoms still to be based, in units
         self._flying: dict[int, object] = {}  # atoms whose state is being copied, as they looked
-        self.baseless: set[int] = (
-            set()
-        )  # atoms the shadow has no base of: gradients are of no use to it
+        self.baseless: set[int] = set()  # the shadow has no base of these, nor use for gradients
         self._wary = False  # state was edited in flight: the next base does not fly
         self._slice_bytes = FIRST_SLICE_BYTES
         self._stall_before = 0.0
@@ -191,6 +189,17 @@ class StateSender:
     def atoms_left(self) -> int:
         """Atoms of a base that have still to be sent."""
         return sum(len(unit) for unit in self._queue)
+
+    @property
+    def steps_left(self) -> int:
+        """About how many steps the rest of a base is spread over."""
+        atoms = [a for unit in self._queue for a in unit]
+        tensors = [self._live.tensors[a] for a in atoms]
+        for index in range(len(self._live.optimizers)):
+            slots = (v for a in atoms for v in self._live.state_of(index, a).values())
+            tensors += [value for value in slots if isinstance(value, torch.Tensor)]
+        slice_bytes = self._slice_bytes if self._copier.sides else self._ring.geometry.bytes // 2
+        return steps_left(sum(t.nbytes for t in tensors), slice_bytes)
 
     def forget(self) -> None:
         """Nothing of what was to be sent is wanted any more."""

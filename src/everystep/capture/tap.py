@@ -15,9 +15,10 @@ from typing import Any
 import torch
 
 from everystep.capture.calls import CallLog
-from everystep.capture.census import LiveCensus, has_grown, release_modules
+from everystep.capture.census import LiveCensus, has_grown
 from everystep.capture.copier import Copier
-from everystep.capture.lifetime import POINTS_MAX
+from everystep.capture.early import Guard
+from everystep.capture.lifetime import release_modules
 from everystep.capture.outbox import LetGo, Outbox
 from everystep.capture.rng import capture_rng
 from everystep.capture.state import UserState
@@ -29,7 +30,6 @@ from everystep.core.events import Seal
 from everystep.lane.ring import RingWriter
 
 _FINGERPRINT_EVERY = 64
-Guard = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class Tap:
@@ -110,7 +110,7 @@ class Tap:
                 if not torch.compiler.is_compiling():
                     point()
 
-            for module in release_modules(self.live.models, POINTS_MAX):
+            for module in release_modules(self.live.models):
                 self._handles.append(module.register_forward_pre_hook(at_module))
 
     def _register_pre(self, index: int, optimizer: torch.optim.Optimizer) -> Any:
@@ -344,7 +344,11 @@ class Tap:
         if self._letting_go:
             return "letting go", "the ring was full: the shadow has to take what it holds first"
         if not self.base_is_sent:
-            return "basing", f"{self.states.atoms_left} of {len(self.versions)} atoms to be sent"
+            left, steps = self.states.atoms_left, self.states.steps_left
+            return (
+                "basing",
+                f"{left} of {len(self.versions)} atoms to be sent, in about {steps} steps",
+            )
         return "every step", "every step is recorded"
 
 

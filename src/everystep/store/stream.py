@@ -24,9 +24,9 @@ class StreamWriter:
     """A new file that grows at its end. Owned by one thread; another one writes for it."""
 
     def __init__(self, path: Path, *, buffer_bytes: int = BUFFER_BYTES, depth: int = DEPTH) -> None:
+        # memory first: what may be refused must not leave a descriptor behind
+        self._free = deque(memoryview(mmap.mmap(-1, buffer_bytes)) for _ in range(depth))
         self._fd, self.direct = _open(path)
-        self._buffers = [memoryview(mmap.mmap(-1, buffer_bytes)) for _ in range(depth)]
-        self._free = deque(self._buffers)
         self._writing: deque[tuple[Future[None], memoryview]] = deque()
         self._thread = ThreadPoolExecutor(1, "everystep-write")
         self._current, self._filled = self._free.popleft(), 0

@@ -1,0 +1,85 @@
+"""Files written past the page cache are, byte for byte, what was appended; also where that is refused."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from everystep.store import stream
+from everystep.store.stream import StreamWriter
+
+BUFFER = 8192
+SIZES = [0, 1, 4095, 4096, BUFFER, BUFFER + 1, 5 * BUFFER - 1]
+
+
+def write(path: Path, data: bytes) -> StreamWriter:
+    writer = StreamWriter(path, buffer_bytes=BUFFER)
+    try:
+        for start in range(0, len(data), 1000):
+            writer.append(memoryview(data)[start : start + 1000])
+        writer.finish()
+    finally:
+        writer.close()
+    return writer
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_what_was_appended_is_there(size: int, tmp_path: Path) -> None:
+    data = os.urandom(size)
+    assert write(tmp_path / "file", data).bytes == size
+    assert (tmp_path / "file").read_bytes() == data
+
+
+@pytest.mark.parametrize("refused", ["open", "write"])
+def test_refused_direct_writes_go_through_the_page_cache(
+    refused: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, written = os.open, os.pwrite
+    direct: set[int] = set()
+
+    def open_(path: Any, flags: int, *args: Any) -> int:
+        if refused == "open" and flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "refused")
+        fd = opened(path, flags & ~os.O_DIRECT, *args)
+        direct.update({fd} if flags & os.O_DIRECT else ())
+        return fd
+
+    def pwrite(fd: int, *args: Any) -> int:
+        if fd in direct:
+            direct.discard(fd)
+            raise OSError(errno.EINVAL, "refused")
+        return written(fd, *args)
+
+    monkeypatch.setattr(stream.os, "open", open_)
+    monkeypatch.setattr(stream.os, "pwrite", pwrite)
+    data = os.urandom(3 * BUFFER + 17)
+    assert not write(tmp_path / "file", data).direct
+    assert (tmp_path / "file").read_bytes() == data
+
+
+def test_short_writes_are_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = os.pwrite
+    monkeypatch.setattr(
+        stream.os, "pwrite", lambda fd, data, at: written(fd, data[: max(1, len(data) // 3)], at)
+    )
+    monkeypatch.setattr(stream.os, "O_DIRECT", 0)
+    data = os.urandom(2 * BUFFER + 5)
+    write(tmp_path / "file", data)
+    assert (tmp_path / "file").read_bytes() == data
+
+
+def test_a_full_disk_is_told_and_leaves_no_descriptor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, "full")
+
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    monkeypatch.setattr(stream.os, "pwrite", full)
+    with pytest.raises(OSError, match="full"):
+        write(tmp_path / "file", bytes(4 * BUFFER))
+    assert len(list(Path("/proc/self/fd").iterdir())) == before

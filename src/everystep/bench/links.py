@@ -60,6 +60,7 @@ def _gpu() -> dict[str, Any]:
         }
     finally:
         close_sides(host, sides)
+        memory.close()
 
 
 def disk(folder: Path | None, size: int) -> dict[str, Any]:

@@ -1,0 +1,44 @@
+"""The measurements give what they promise; how good the figures are is not a test's business."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def bench(*words: str) -> str:
+    command = [sys.executable, "-m", "everystep", "bench", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr + done.stdout
+    return done.stdout
+
+
+def test_overhead(tmp_path: Path) -> None:
+    file = tmp_path / "overhead.json"
+    methods = "none,everystep,everystep-state,torch.save"
+    small = ("--model", "gpt-tiny", "--batch", "1", "--steps", "3", "--methods", methods)
+    shown = bench("overhead", *small, "--json", str(file), "--folder", str(tmp_path))
+    assert "torch.save" in shown
+    document: dict[str, Any] = json.loads(file.read_bytes())
+    assert set(document["methods"]) == set(methods.split(",")) and document["failed"] == {}
+    for found in document["methods"].values():
+        assert found["ratio"] > 0 and found["p99_seconds"] >= found["median_seconds"] > 0
+    for name in ("everystep", "everystep-state"):
+        ours = document["methods"][name]
+        assert ours["durable_step_after_close"] == ours["trainer_step"] >= 3
+        assert ours["records_let_go"] == 0
+    assert file.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_copy(tmp_path: Path) -> None:
+    found = json.loads(bench("copy", "--json", "--gigabytes", "0.01", "--folder", str(tmp_path)))
+    assert found["memory"]["copy"] > 0 and found["disk"]["best"] > 0
+
+
+def test_an_unknown_method_is_refused() -> None:
+    command = [sys.executable, "-m", "everystep", "bench", "overhead", "--methods", "magic"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 2 and "magic" in done.stderr and "torch.save" in done.stderr

@@ -105,7 +105,7 @@ def test_memory_that_was_let_go_may_be_given_to_others(setting: Any) -> None:
         del grads
         others = []
         while copier.holds.bytes:
-            copier.holds.release(keep=len(copier.holds.bytes) - 1)
+            copier.holds.release(keep_bytes=copier.holds.bytes - 1)
             others += [torch.full(shape, -1.0, device="cuda:0") for shape in SHAPES]
         del others
         assert arrived(ring, at, layout) == expected(number)

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections import deque
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
 
 from everystep.capture.side import Side
 
+_nbytes = attrgetter("nbytes")
+
 
 class Hold(NamedTuple):
     side: Side
     mark: Any
     tensors: list[torch.Tensor]
+    bytes: int
 
 
 class Holds:
@@ -22,25 +26,27 @@ class Holds:
     def __init__(self) -> None:
         self._holds: deque[Hold] = deque()
         self._old = 0
+        self.bytes = 0
 
     def add(self, side: Side, tensors: list[torch.Tensor]) -> Any:
         """Keep the sources of what was just queued; returns the mark they are kept until."""
         mark = side.mark()
-        self._holds.append(Hold(side, mark, tensors))
+        size = sum(map(_nbytes, tensors))
+        self._holds.append(Hold(side, mark, tensors, size))
+        self.bytes += size
         return mark
 
-    @property
-    def bytes(self) -> list[int]:
-        """What each part keeps."""
-        return [sum(t.nbytes for t in hold.tensors) for hold in self._holds]
-
-    def release(self, keep: int = 0) -> None:
+    def release(self, keep_bytes: int = 0) -> None:
         """Let go, oldest first: the compute stream waits for the copies, so whatever comes to lie in this
         memory comes later."""
-        while len(self._holds) > keep:
-            hold = self._holds.popleft()
-            hold.side.hold_back(hold.mark)
-            self._old = max(0, self._old - 1)
+        while self._holds and (self.bytes > keep_bytes or not keep_bytes):
+            self._release_oldest()
+
+    def _release_oldest(self) -> None:
+        hold = self._holds.popleft()
+        self.bytes -= hold.bytes
+        hold.side.hold_back(hold.mark)
+        self._old = max(0, self._old - 1)
 
     def grow_old(self) -> None:
         """A step is over: what is held now belongs to it."""
@@ -48,8 +54,10 @@ class Holds:
 
     def release_old(self) -> None:
         """Let go of what belongs to steps that are over."""
-        self.release(keep=len(self._holds) - self._old)
+        for _ in range(self._old):
+            self._release_oldest()
 
     def clear(self) -> None:
         """Everything has been copied."""
         self._holds.clear()
+        self.bytes = 0

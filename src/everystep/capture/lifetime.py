@@ -29,10 +29,9 @@ class GradientLifetime:
         self._known: dict[int, list[weakref.ref[torch.Tensor] | None]] = {}
         self._new_in_a_row: dict[int, int] = {}
         self._kept: set[int] = set()  # optimizers whose gradients outlived their step
-        self._plan: list[int] = []  # how many parts may be left after each release point
+        self._plan: list[int] = []  # bytes that may be kept after the step, then after each point
         self._passed = 0  # release points since the last seal
         self._allocated: list[int] = []  # at each of them, while there is no plan
-        self._parts: list[int] = []
         self._steps = 0
 
     def look(self, optimizer: int, gradients: Sequence[torch.Tensor | None]) -> bool:
@@ -58,17 +57,17 @@ class GradientLifetime:
         self._steps += 1
         if self._plan and self._new_in_a_row.get(optimizer, 0) >= _SURE_AFTER_STEPS:
             self._kept.add(optimizer)
+            self._copier.holds.release(keep_bytes=self._plan[0])
         else:
             self._kept.discard(optimizer)
-            self._parts += self._copier.holds.bytes
             self._copier.holds.release()
 
     def release_point(self) -> None:
         """A module is about to compute."""
         if self._passed:
             self._copier.state.release_snapshots()
-        if self._passed < len(self._plan):
-            self._copier.holds.release(keep=self._plan[self._passed])
+        if self._passed + 1 < len(self._plan):
+            self._copier.holds.release(keep_bytes=self._plan[self._passed + 1])
         elif not self._plan and self._passed < _POINTS_MAX:
             self._allocated.append(self._copier.allocated_bytes)
         self._passed += 1
@@ -77,10 +76,10 @@ class GradientLifetime:
         """At a seal: learn from the forward that was just seen, once optimizer state is there."""
         sure = self._steps > _SURE_AFTER_STEPS and not self._copier.holds.bytes
         if self._active and sure and not self._plan:
-            self._plan = release_plan(self._allocated, self._copier.peak_bytes, self._parts)
+            self._plan = release_plan(self._allocated, self._copier.peak_bytes)
         if not self._passed:  # no forward comes by a release point: do not keep them through one
             self._copier.state.release_snapshots()
-        self._passed, self._allocated, self._parts = 0, [], []
+        self._passed, self._allocated = 0, []
 
 
 def release_modules(models: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
@@ -31,8 +32,7 @@ def copy(targets: Sequence[memoryview], sources: Sequence[memoryview]) -> None:
 
 def duplicate(sources: Sequence[memoryview]) -> list[memoryview]:
     """Copies of all of them, one behind the other in memory of their own."""
-    total = sum(len(source) for source in sources)
-    memory = memoryview(mmap.mmap(-1, total) if total else b"")
+    memory = _fresh(sum(len(source) for source in sources))
     copies, at = [], 0
     for source in sources:
         copies.append(memory[at : at + len(source)])
@@ -41,10 +41,21 @@ def duplicate(sources: Sequence[memoryview]) -> list[memoryview]:
     return copies
 
 
+def _fresh(size: int) -> memoryview:
+    """Private memory in huge pages: faulting small ones in takes four times as long as the copy."""
+    if not size:
+        return memoryview(b"")
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # a kernel without them
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memoryview(memory)
+
+
 def _move(piece: tuple[memoryview, memoryview]) -> None:
     target, source = piece
-    ctypes.memmove(_address(target), _address(source), len(source))
+    ctypes.memmove(address_of(target), address_of(source), len(source))
 
 
-def _address(view: memoryview) -> int:
+def address_of(view: memoryview) -> int:
+    """Where a writable view begins in this process."""
     return ctypes.addressof(ctypes.c_char.from_buffer(view))

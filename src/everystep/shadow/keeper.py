@@ -18,6 +18,7 @@ class Keeper:
         self._intake = intake
         self._persister = persister
         self._writes_in_place = False
+        self._parted_at: int | None = None
 
     @property
     def has_news(self) -> bool:
@@ -30,6 +31,21 @@ class Keeper:
         """The writer reads the replica itself: nothing may change until it is done."""
         persister = self._persister
         return persister.copying or (self._writes_in_place and persister.busy)
+
+    def part(self) -> bool:
+        """The replica is about to be given up: have it written; True once its memory may change."""
+        if self.holds_still:
+            return False
+        if (
+            not self.has_news
+            or self._parted_at == self._intake.step
+            or self._persister.state.fenced
+        ):
+            return True
+        if not self._persister.busy:
+            self._parted_at = self._intake.step
+            self._start(copy=self._can_afford_copy())
+        return False
 
     def write_now(self) -> None:
         """Make the newest state durable before anything else happens."""
@@ -54,9 +70,11 @@ class Keeper:
             return  # the repair is under way: do not write what is known to be wrong
         failed = bool(state.problem)  # what failed is tried until it is done
         if self.has_news and (asked or last_words or due or failed):
-            copy = moving and self._can_afford_copy()
-            self._writes_in_place = not copy
-            self._persister.start(self._snapshot(), copy=copy)
+            self._start(copy=moving and self._can_afford_copy())
+
+    def _start(self, *, copy: bool) -> None:
+        self._writes_in_place = not copy
+        self._persister.start(self._snapshot(), copy=copy)
 
     def _changed(self, atom: int) -> bool:
         replica = self._intake.replica

@@ -76,11 +76,14 @@ class Persister:
         self._thread.start()
 
     def _copy_and_write(self, snapshot: Snapshot) -> None:
+        began = time.monotonic()
         try:
             changed = [t for t in snapshot.tensors if self._is_new(t, snapshot.census)]
             copies = dict(zip(map(id, changed), duplicate([t.data for t in changed]), strict=True))
         finally:
             self.copying = False
+        size, seconds = sum(len(t.data) for t in changed), time.monotonic() - began
+        log.info("base_copied step=%d bytes=%d seconds=%.3f", snapshot.step, size, seconds)
         tensors = [t._replace(data=copies.get(id(t), t.data)) for t in snapshot.tensors]
         self._write(snapshot._replace(tensors=tensors))
 

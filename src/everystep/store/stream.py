@@ -14,21 +14,22 @@ from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-BUFFER_BYTES = 32 << 20  # `everystep bench copy` measures which size a disk likes
-DEPTH = 2
+BUFFER_BYTES = 16 << 20  # `everystep bench copy` measures which size a disk likes
+DEPTH = 4  # buffers: one is filled, two are written, one waits, so that the disk never does
+_WRITERS = 2
 _BLOCK_BYTES = 4096
 _REFUSED = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP)
 
 
 class StreamWriter:
-    """A new file that grows at its end. Owned by one thread; another one writes for it."""
+    """A new file that grows at its end. Owned by one thread; others write for it."""
 
     def __init__(self, path: Path, *, buffer_bytes: int = BUFFER_BYTES, depth: int = DEPTH) -> None:
         # memory first: what may be refused must not leave a descriptor behind
         self._free = deque(memoryview(mmap.mmap(-1, buffer_bytes)) for _ in range(depth))
         self._fd, self.direct = _open(path)
         self._writing: deque[tuple[Future[None], memoryview]] = deque()
-        self._thread = ThreadPoolExecutor(1, "everystep-write")
+        self._thread = ThreadPoolExecutor(_WRITERS, "everystep-write")
         self._current, self._filled = self._free.popleft(), 0
         self._written = 0
         self.bytes = 0

@@ -8,7 +8,7 @@ STAMP := .venv/.installed
 setup: $(STAMP)
 
 # torch comes first and by exact version, so that nothing else pulls a larger build
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt $(wildcard src/everystep/native/*.[ch])
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0 setuptools
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt \

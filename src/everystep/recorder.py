@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from everystep.capture.state import UserState
 from everystep.capture.tap import Tap
 from everystep.connection import Connection, connect
 from everystep.core.cadence import Rest, retry_seconds
+from everystep.core.pace import replay_threads
 from everystep.errors import CaptureTooLarge, EverystepError, LaneTimeout, ShadowLost
 from everystep.format.base import Point
 from everystep.lane.control import Answer, AskClose, AskRetire, AskStatus, Request
@@ -98,7 +100,9 @@ class Recorder:
             self.path,
             self._folder,
             live.census,
+            live.powers,
             self._options,
+            replay_threads=replay_threads(len(os.sched_getaffinity(0)), on_gpu=live.on_gpu),
             step=self.step,
             document_bytes=self._document_bytes,
             continues=self.point,

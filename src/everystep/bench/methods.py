@@ -74,6 +74,8 @@ class Everystep(Nothing):
             "lag_steps": before.get("lag_steps"),
             "warm_up": {name: self._before[name] for name in counted},
             "mode": before.get("mode"),
+            "exactness": before.get("exactness"),
+            "replay": {n: before.get(n) for n in ("records", "replay_passes", "replay_seconds")},
             "link_bytes_per_second": before.get("link_bytes_per_second"),
             "window_seconds": before.get("window_seconds"),
             "shadow_step": before.get("shadow_step"),

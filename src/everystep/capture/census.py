@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import torch
 
 from everystep.capture.names import logical_names
 from everystep.core.census import Atom, Census, Mode, OptimizerSpec
 from everystep.errors import UsageError
+from everystep.replay.choose import choose
 from everystep.replay.optimizers import class_path, mode_of
 from everystep.replay.tensors import dtype_name
 
@@ -27,9 +29,14 @@ class LiveCensus:
     optimizers: list[torch.optim.Optimizer]
     homes: dict[int, tuple[torch.nn.Module, str]]  # where an atom that no optimizer moves lives
     models: tuple[torch.nn.Module, ...] = ()
+    powers: dict[float, bytes] = field(default_factory=dict)  # what fused twins need of the device
 
     def __post_init__(self) -> None:
         self.kinds = [(t.dtype, t.shape) for t in self.tensors]
+
+    @property
+    def on_gpu(self) -> bool:
+        return any(tensor.device.type != "cpu" for tensor in self.tensors)
 
     def follow(self) -> bool:
         """Look where `module.name = tensor` put new tensors; True if the census is no longer true."""
@@ -56,12 +63,13 @@ def take_census(models: Models, optimizers: Optimizers, *, log: bool = True) -> 
     atom_of = {id(t): i for i, t in enumerate(tensors)}
     named = dict(optimizers) if isinstance(optimizers, Mapping) else {"": optimizers}
     specs = [_optimizer_spec(key, live, atom_of, log) for key, live in named.items()]
+    specs, powers = _with_twins(specs, list(named.values()))
     exactness, why = _exactness(specs, tensors)
     census = Census(tuple(atoms), tuple(specs), exactness, why)
     moved = {atom for spec in specs for atom in spec.atoms}
     homes = {a: home for a, home in _homes(models, atom_of).items() if a not in moved}
     given = tuple(models.values()) if isinstance(models, Mapping) else (models,)
-    return LiveCensus(census, tensors, list(named.values()), homes, given)
+    return LiveCensus(census, tensors, list(named.values()), homes, given, powers)
 
 
 def has_grown(live: LiveCensus) -> bool:
@@ -154,9 +162,22 @@ def _optimizer_spec(
     return OptimizerSpec(key, path, mode, tuple(groups), why)
 
 
+def _with_twins(
+    specs: list[OptimizerSpec], optimizers: list[torch.optim.Optimizer]
+) -> tuple[list[OptimizerSpec], dict[float, bytes]]:
+    """Let each optimizer that the shadow redoes have the twin that gives its bits, if there is one."""
+    powers: dict[float, bytes] = {}
+    for index, (spec, optimizer) in enumerate(zip(specs, optimizers, strict=True)):
+        if spec.mode is Mode.REPLAY:
+            choice = choose(optimizer)
+            specs[index] = msgspec.structs.replace(spec, twins=choice.twins, why=choice.why)
+            powers |= choice.powers
+    return specs, powers
+
+
 def _exactness(specs: list[OptimizerSpec], tensors: list[torch.Tensor]) -> tuple[str, str]:
-    replayed = {a for s in specs if s.mode is Mode.REPLAY for a in s.atoms}
+    replayed = {a for s in specs if s.mode is Mode.REPLAY and not s.twins for a in s.atoms}
     if any(tensors[a].device.type != "cpu" for a in replayed):
         device = next(tensors[a].device for a in replayed if tensors[a].device.type != "cpu")
         return "bounded", f"{device} steps are replayed on the CPU, which may round differently"
-    return "exact", "every step is redone by the same code on the same kind of device"
+    return "exact", "every step is redone bit for bit"

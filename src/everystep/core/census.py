@@ -48,6 +48,9 @@ class OptimizerSpec(msgspec.Struct, frozen=True):
     mode: Mode
     groups: tuple[tuple[int, ...], ...]
     why: str = ""  # the reason for the mode, in words
+    twins: dict[
+        str, str
+    ] = {}  # for each dtype the twin that gives this optimizer's bits; {}: torch redoes
 
     @property
     def atoms(self) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+_TRAINER_CORES = 4  # of a GPU: its Python thread, autograd, a loader
 FIRST_SLICE_BYTES = 64 << 20
 _SLICE_BYTES_MIN = 4 << 20
 _SHARE = 0.8  # of what the link can take besides gradients; measured rates are never quite steady
@@ -39,3 +40,8 @@ def costs_too_much(
 def steps_left(bytes_left: int, slice_bytes: int) -> int:
     """How many steps the rest of a base is spread over."""
     return -(-bytes_left // max(slice_bytes, 1))
+
+
+def replay_threads(cores: int, *, on_gpu: bool) -> int:
+    """Threads that redo steps: a trainer on a GPU needs few cores, one on the CPU needs its half."""
+    return max(1, cores // 2, cores - _TRAINER_CORES if on_gpu else 0)

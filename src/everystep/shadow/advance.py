@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,6 +13,8 @@ from everystep.format import values
 from everystep.replay import optimizers, tensors
 from everystep.replay.apply import apply_call
 from everystep.shadow.replica import Replica
+
+Calls = Sequence[tuple[Call, memoryview]]
 
 
 class Advance:
@@ -25,8 +28,11 @@ class Advance:
         self._bound: dict[tuple[int, str], torch.Tensor] = {}
         self._rebind: set[int] = set()
 
-    def call(self, call: Call, payload: memoryview) -> list[int]:
-        """Apply one optimizer call; returns the atoms it moved."""
+    def calls(self, calls: Calls) -> list[list[int]]:
+        """Apply calls in their order; returns the atoms that each of them moved."""
+        return [self._call(call, payload) for call, payload in calls]
+
+    def _call(self, call: Call, payload: memoryview) -> list[int]:
         spec = self._census.optimizers[call.optimizer]
         optimizer = self._optimizer(call)
         for atom in self._rebind.intersection(spec.atoms):

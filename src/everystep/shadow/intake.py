@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -17,12 +19,21 @@ from everystep.format.slot import FLAG_GAP, pack_events
 from everystep.lane.ring import Entry, RingReader
 from everystep.shadow.replica import Replica
 
-if TYPE_CHECKING:  # torch is imported late, and not at all where nothing is replayed
-    from everystep.shadow.advance import Advance
-
 log = logging.getLogger(__name__)
 
 _TAIL_BYTES_MIN = 64 << 20
+_RUN_MAX = 8  # records that one pass redoes; more save little
+_PATIENCE_SECONDS = 0.5
+
+
+class Advance(Protocol):
+    """Moves the atoms of one optimizer."""
+
+    def calls(self, calls: Sequence[tuple[Call, memoryview]]) -> list[list[int]]:
+        """Apply calls in their order; returns the atoms that each of them moved."""
+
+    def slots_changed(self, atom: int) -> None:
+        """The atom's slots were written or replaced from outside."""
 
 
 class _Held(NamedTuple):
@@ -40,10 +51,14 @@ class Intake:
         self.ring = ring
         self.replica = replica
         self.session = session
-        self.advance: Advance | None = None  # set once torch is there, if it is needed at all
+        self.advances: dict[
+            int, Advance
+        ] = {}  # by optimizer; those of torch come when it is loaded
         self.tail: deque[tuple[int, bytes]] = deque()  # steps and frames: calls nobody here redoes
         self.gap = False  # records were let go: everything must be based anew
         self.records = 0
+        self.passes = 0  # over the state; one may redo several records
+        self.replay_seconds = 0.0
         self.repairs = 0
         self.drifted: set[int] = set()
         self._held: list[_Held] = []  # the record still arriving
@@ -52,6 +67,7 @@ class Intake:
         self._fold_asked = False
         self._arriving: set[int] = set()  # atoms whose base was read but not yet applied
         self._skipping = False
+        self._waiting_since = 0.0  # when the oldest record that is not yet redone came
 
     @property
     def step(self) -> int:
@@ -71,17 +87,58 @@ class Intake:
     def record_waits(self) -> bool:
         return bool(self._records)
 
-    def take(self, *, may_apply: bool) -> bool:
-        """Read what there is, then redo one record; False if there is nothing to do now."""
+    def take(self, *, may_apply: bool, patient: bool = False) -> bool:
+        """Read what there is, then redo a record, or as many as one pass takes; False if there is nothing to
+        do now. A record in the ring is safe: who is `patient` lets a pass's worth of them come together."""
         moved = False
         while not self.gap and (entry := self.ring.read()) is not None:
             moved = True
             self._hold(entry)
         self._spill_if_crowded()
         if self._records and may_apply and self._can_redo(self._records[0]):
-            self._apply([held.entry for held in self._records.popleft()])
-            return True
+            run = self._plain_run()
+            if not (patient and self._more_will_come(run)):
+                began = time.monotonic()
+                self._apply_run(run) if run > 1 else self._apply(self._records.popleft())
+                self.replay_seconds += time.monotonic() - began
+                self.passes += 1
+                return True
         return moved
+
+    def _plain_run(self) -> int:
+        """How many of the waiting records one pass can redo: a single call each, and nothing else."""
+        run = 0
+        if len(self.census.optimizers) > 1 or not self.replica.complete:
+            return run
+        for record in self._records:
+            call = _only_call(record)
+            if run == _RUN_MAX or call is None or not self._replays(call):
+                break
+            run += 1
+            if _seal(record).fingerprints:
+                break  # compared before anything moves on
+        return run
+
+    def _more_will_come(self, run: int) -> bool:
+        """Whether a pass should wait: half the ring stays free for what arrives meanwhile."""
+        wanted = min(_RUN_MAX, self.ring.geometry.slots // 2)
+        waited = time.monotonic() - self._waiting_since
+        return 0 < run == len(self._records) < wanted and waited < _PATIENCE_SECONDS
+
+    def _apply_run(self, run: int) -> None:
+        """Redo several plain records in one pass over the state."""
+        records = [self._records.popleft() for _ in range(run)]
+        calls = [(_only_call(r), held.entry.payload) for r in records for held in r if _calls(held)]
+        moved = self.advances[0].calls([(call, payload) for call, payload in calls if call])
+        for record, atoms in zip(records, moved, strict=True):
+            seal = _seal(record)
+            self._check_order(seal)
+            for atom in atoms:
+                self.replica.versions[atom] = seal.step
+            self._finish(seal)
+        self.ring.release(records[-1][-1].entry.ticket)
+        self.records += run
+        self._waiting_since = time.monotonic()
 
     def _hold(self, entry: Entry) -> None:
         if entry.flags & FLAG_GAP:
@@ -99,6 +156,8 @@ class Intake:
                 self.replica.write(event, entry.payload)
         self._held.append(_Held(entry, True))
         if entry.sealed:
+            if not self._records:
+                self._waiting_since = time.monotonic()
             self._records.append(self._held)
             self._held = []
 
@@ -108,10 +167,11 @@ class Intake:
 
     def _can_redo(self, record: list[_Held]) -> bool:
         """Only optimizer calls need torch; a base can be taken in while torch still loads."""
-        return self.advance is not None or not any(
-            isinstance(event, Call) and self.census.optimizers[event.optimizer].mode is Mode.REPLAY
+        return all(
+            event.optimizer in self.advances
             for held in record
             for event in held.entry.events
+            if isinstance(event, Call) and self._replays(event)
         )
 
     def forget(self) -> None:
@@ -147,14 +207,12 @@ class Intake:
         ]
         self.ring.release(self._held[-1].entry.ticket)
 
-    def _apply(self, entries: list[Entry]) -> None:
+    def _apply(self, record: list[_Held]) -> None:
         """Redo one whole record."""
+        entries = [held.entry for held in record]
         events = [(event, entry) for entry in entries for event in entry.events]
-        seal = events[-1][0]
-        if not isinstance(seal, Seal):
-            raise CorruptData(f"record of step {entries[-1].step}: does not end with a seal")
-        if self.replica.complete and seal.after != self.step:
-            raise CorruptData(f"record {seal.after} -> {seal.step}: the replica is at {self.step}")
+        seal = _seal(record)
+        self._check_order(seal)
         based_at = {
             atom: position
             for position, (event, _) in enumerate(events)
@@ -170,6 +228,10 @@ class Intake:
         self.ring.release(entries[-1].ticket)
         self.records += 1
 
+    def _check_order(self, seal: Seal) -> None:
+        if self.replica.complete and seal.after != self.step:
+            raise CorruptData(f"record {seal.after} -> {seal.step}: the replica is at {self.step}")
+
     def _redo(self, event: Event, entry: Entry, step: int, is_base: bool) -> None:
         if isinstance(event, Edit | SlotValues):
             atom = event.atom
@@ -182,8 +244,7 @@ class Intake:
             self.replica.versions[atom] = step
             self._slots_changed(atom)
         elif isinstance(event, Call) and self._replays(event):
-            assert self.advance is not None
-            for atom in self.advance.call(event, entry.payload):
+            for atom in self.advances[event.optimizer].calls([(event, entry.payload)])[0]:
                 self.replica.versions[atom] = step
 
     def _replays(self, call: Call) -> bool:
@@ -206,8 +267,8 @@ class Intake:
             self._fold_asked = False
 
     def _slots_changed(self, atom: int) -> None:
-        if self.advance is not None:
-            self.advance.slots_changed(atom)
+        for advance in self.advances.values():
+            advance.slots_changed(atom)
 
     def _keep_tail(self, events: list[tuple[Event, Entry]], based_at: dict[int, int]) -> None:
         """Log what only the user's own optimizer can redo."""
@@ -270,3 +331,20 @@ class Intake:
 
 def _atom(event: Event) -> int:
     return event.atom if isinstance(event, Edit | SlotValues) else -1
+
+
+def _seal(record: list[_Held]) -> Seal:
+    seal = record[-1].entry.events[-1]
+    if not isinstance(seal, Seal):
+        raise CorruptData(f"record of step {record[-1].entry.step}: does not end with a seal")
+    return seal
+
+
+def _calls(held: _Held) -> bool:
+    return any(isinstance(event, Call) for event in held.entry.events)
+
+
+def _only_call(record: list[_Held]) -> Call | None:
+    """The call of a record that holds nothing else but its seal."""
+    first, *others = (event for held in record for event in held.entry.events)
+    return first if isinstance(first, Call) and len(others) == 1 else None

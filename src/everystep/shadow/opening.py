@@ -26,6 +26,8 @@ class Opening(msgspec.Struct, frozen=True):
     census: Census
     step: int
     continues: Point | None
+    powers: dict[float, bytes]  # of betas, as the trainer's device computes them; float32 each
+    replay_threads: int
     adopted: Holding | None  # the replica taken over from the shadow before, if any
     predecessor: ShadowCard | None  # the shadow that speaks for the run until this one can
     survival: Survival

@@ -106,11 +106,12 @@ class Shadow:
         """Until there is nobody left to serve."""
         signal.signal(signal.SIGTERM, self._on_sigterm)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        if any(spec.mode is Mode.REPLAY for spec in self.opening.census.optimizers):
+        if self._redone_by(twins=False):
             threading.Thread(target=self._import_replay, daemon=True).start()
         self._announce()
         os.write(self.opening.ready_fd, str(os.getpid()).encode())
         os.close(self.opening.ready_fd)
+        self._use_twins()
         try:
             while not self._done:
                 busy = self._tick()
@@ -168,8 +169,10 @@ class Shadow:
             self._look_for_predecessor()
         if self._import_failure is not None:
             raise self._import_failure
-        if self._replay_module is not None and self.intake.advance is None:
-            self.intake.advance = self._replay_module.Advance(self.opening.census, self.replica)
+        if self._replay_module is not None:
+            advance = self._replay_module.Advance(self.opening.census, self.replica)
+            self.intake.advances |= dict.fromkeys(self._redone_by(twins=False), advance)
+            self._replay_module = None
         if self._ready_to_replay:
             self._say_warm_once_caught_up()
 
@@ -200,18 +203,31 @@ class Shadow:
         self._trainer_alive = False
         self._idle_since = time.monotonic()
 
+    def _redone_by(self, *, twins: bool) -> set[int]:
+        """Optimizers whose steps are redone here, by twins or by torch."""
+        specs = enumerate(self.opening.census.optimizers)
+        return {i for i, s in specs if s.mode is Mode.REPLAY and bool(s.twins) is twins}
+
+    def _use_twins(self) -> None:
+        """Twins need no torch: where they do everything, this process never loads it."""
+        indices = self._redone_by(twins=True)
+        if indices:
+            module = importlib.import_module("everystep.shadow.twin_advance")
+            for index in indices:
+                self.intake.advances[index] = module.twin_advance(self.opening, self.replica, index)
+
     def _import_replay(self) -> None:
         try:
             module = importlib.import_module("everystep.shadow.advance")
-            module.torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // 2))
+            module.torch.set_num_threads(self.opening.replay_threads)
             self._replay_module = module
         except Exception as error:  # noqa: BLE001 — raised again where the main loop sees it
             self._import_failure = error
 
     @property
     def _ready_to_replay(self) -> bool:
-        needed = any(spec.mode is Mode.REPLAY for spec in self.opening.census.optimizers)
-        return self._alone_or_own_memory and (self.intake.advance is not None or not needed)
+        needed = self._redone_by(twins=True) | self._redone_by(twins=False)
+        return self._alone_or_own_memory and needed <= self.intake.advances.keys()
 
     @property
     def _alone_or_own_memory(self) -> bool:
@@ -228,12 +244,12 @@ class Shadow:
             self._distrusted = False
         may_apply = self._alone_or_own_memory and not self.keeper.holds_still and not self._yielded
         moved = False
+        patient = self._trainer_alive and not self._waiters and not self._terminated
         for _ in range(_BATCH):
-            if not self.intake.take(may_apply=may_apply):
+            if not self.intake.take(may_apply=may_apply, patient=patient and not self.intake.gap):
                 break
             moved = True
-        if self.intake.gap and not self.intake.record_waits and not self.persister.busy:
-            self.keeper.write_now()
+        if self.intake.gap and not self.intake.record_waits and self.keeper.part():
             self.intake.forget()
         return moved
 

@@ -23,6 +23,8 @@ def describe_intake(intake: Intake) -> dict[str, Any]:
         "exactness": "bounded" if drifted else census.exactness,
         "exactness_why": "some atoms are being based anew" if drifted else census.why,
         "records": intake.records,
+        "replay_passes": intake.passes,
+        "replay_seconds": intake.replay_seconds,
         "repairs": intake.repairs,
         "ring_waiting": ring.waiting,
         "ring_slots": ring.geometry.slots,

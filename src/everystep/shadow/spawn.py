@@ -106,5 +106,6 @@ def _environment() -> dict[str, str]:
     drop = {"TORCHELASTIC_USE_AGENT_STORE"}
     environment = {k: v for k, v in os.environ.items() if k not in drop}
     environment["CUDA_VISIBLE_DEVICES"] = ""
+    environment["OMP_WAIT_POLICY"] = "passive"  # between two passes nobody spins on a core
     environment["PYTHONPATH"] = os.pathsep.join(str(Path(p).absolute()) for p in sys.path)
     return environment

@@ -1,0 +1,38 @@
+"""The compiled twins: a C library without Python in it, loaded through ctypes where it was built."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from pathlib import Path
+
+import numpy as np
+
+TARGET = np.dtype([("value", np.uint64), ("slots", np.uint64, 3), ("count", np.int64)], align=True)
+STEP = np.dtype(
+    [("gradient", np.uint64), ("number", np.float64, 10), ("flags", np.uint32)], align=True
+)
+
+
+@functools.cache
+def library() -> ctypes.CDLL | None:
+    """None where no compiler was found at installation, or EVERYSTEP_NATIVE=0 asks for torch."""
+    if os.environ.get("EVERYSTEP_NATIVE") == "0":
+        return None
+    for path in sorted(Path(__file__).parent.glob("_replay*.so")):
+        loaded = ctypes.CDLL(str(path))
+        address, count, number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+        loaded.everystep_replay.argtypes = [number, address, count, address, count, number]
+        return loaded
+    return None
+
+
+def replay(twin: int, targets: np.ndarray, steps: np.ndarray, threads: int) -> None:
+    """Steps (one row of k for every target) over the targets; both hold addresses."""
+    loaded = library()
+    assert loaded is not None
+    count, k = steps.shape
+    code = loaded.everystep_replay(twin, targets.ctypes.data, count, steps.ctypes.data, k, threads)
+    if code:
+        raise ValueError(f"replay: there is no twin {twin}")

@@ -1,0 +1,78 @@
+"""Which twin redoes an optimizer: found at attach, on the user's device, with the user's own settings."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+from everystep.native import library
+from everystep.replay.selfcheck import Probe, device_powers, differences
+from everystep.replay.tensors import dtype_name
+from everystep.replay.twins import is_ordinary, rule_of
+
+_known: dict[Any, set[str]] = {}  # a choice holds for a process: its device and torch stay
+
+
+class Choice(NamedTuple):
+    twins: dict[str, str]  # for each dtype; {} where torch has to redo
+    powers: dict[float, bytes]
+    why: str
+
+
+def choose(optimizer: torch.optim.Optimizer) -> Choice:
+    """A twin for every dtype among the parameters, each equal in every bit that was compared."""
+    path = f"{type(optimizer).__module__}:{type(optimizer).__qualname__}"
+    reason = _unfit(optimizer, path)
+    if reason:
+        return Choice({}, {}, reason)
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    device = parameters[0].device
+    twins: dict[str, str] = {}
+    for dtype in dict.fromkeys(p.dtype for p in parameters):
+        found = _twin(optimizer, device, dtype)
+        if found is None:
+            return Choice({}, {}, f"no twin gives the bits of {path} in {dtype} on {device}")
+        twins[dtype_name(torch.empty(0, dtype=dtype), "parameter")] = found
+    powers = device_powers(optimizer, device) if "fused" in "".join(twins.values()) else {}
+    encoded = {beta: table.tobytes() for beta, table in (powers or {}).items()}
+    return Choice(
+        twins, encoded, f"redone by {', '.join(sorted(twins.values()))}: equal in every bit"
+    )
+
+
+def _unfit(optimizer: torch.optim.Optimizer, path: str) -> str:
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if library() is None:
+        return "the twins were not compiled"
+    if rule_of(path) is None:
+        return f"there is no twin of {path}"
+    if len({p.device for p in parameters}) != 1 or not all(
+        p.is_floating_point() for p in parameters
+    ):
+        return "parameters of several devices or kinds"
+    if not all(is_ordinary(group) for group in optimizer.param_groups):
+        return "capturable, differentiable or with tensors for betas"
+    return ""
+
+
+def _twin(optimizer: torch.optim.Optimizer, device: torch.device, dtype: torch.dtype) -> str | None:
+    """The one that is equal for every param group."""
+    left: set[str] | None = None
+    for group in optimizer.param_groups:
+        settings = {k: v for k, v in group.items() if k not in ("params", "initial_lr")}
+        settings["lr"] = float(settings["lr"])
+        key = (type(optimizer), device, dtype, repr(settings))
+        if key not in _known:
+            build = partial(_rebuilt, type(optimizer), settings)
+            found = differences(build, device, dtype, Probe())
+            _known[key] = {name for name, differing in found.items() if not differing}
+        left = _known[key] if left is None else left & _known[key]
+    return min(left) if left else None
+
+
+def _rebuilt(
+    kind: type[torch.optim.Optimizer], settings: dict[str, Any], parameters: list[Any]
+) -> torch.optim.Optimizer:
+    return kind([{**settings, "params": parameters}])  # type: ignore[call-arg]

@@ -1,0 +1,155 @@
+"""Finds the twin that gives an optimizer's bits: awkward values through both, compared as integers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from everystep.native import TARGET
+from everystep.replay.passes import Rows, Step, run_pass
+from everystep.replay.tensors import dtype_name
+from everystep.replay.twins import TWINS, Powers, Twin, powers_needed, rule_of, slots_of
+
+_POWERS_MAX = 1 << 22
+Build = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
+
+
+class Probe(NamedTuple):
+    """Tensors of these sizes are stepped this often, in passes of `per_pass` records."""
+
+    sizes: Sequence[int] = (1, 3, 1023, 4096)
+    steps: int = 6
+    per_pass: int = 4
+    threads: int = 2
+
+
+def awkward(count: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
+    """Mixed magnitudes, and a few infinities, denormals, signed zeros and NaNs between them."""
+    source = torch.Generator().manual_seed(seed)
+    values = torch.randn(count, generator=source)
+    values *= torch.pow(10.0, torch.randint(-9, 4, (count,), generator=source).float())
+    special = torch.tensor([0.0, -0.0, math.inf, -math.inf, math.nan, 1e-40, -1e-42, 3e38, 1e-38])
+    if count >= 512:
+        places = torch.randint(count, (count // 256,), generator=source)
+        values[places] = special[torch.randint(len(special), (len(places),), generator=source)]
+    return values.to(dtype)
+
+
+def candidates(rule: str, dtype: str, device: torch.device) -> list[Twin]:
+    on_cpu = device.type == "cpu"
+    return [
+        twin
+        for twin in TWINS.values()
+        if (twin.rule, twin.dtype) == (rule, dtype) and on_cpu == (twin.dialect == "cpu")
+    ]
+
+
+def device_powers(optimizer: torch.optim.Optimizer, device: torch.device) -> Powers | None:
+    """Powers of the betas as this device's own function gives them; None: there would be too many."""
+    found: dict[float, np.ndarray] = {}
+    for beta in {b for group in optimizer.param_groups for b in group.get("betas", ())}:
+        count = powers_needed(beta)
+        if count > _POWERS_MAX:
+            return None
+        base = torch.tensor(beta, dtype=torch.float32, device=device)
+        times = torch.arange(1, count + 1, dtype=torch.float32, device=device)
+        found[float(np.float32(beta))] = torch.pow(base, times).cpu().numpy()
+    return found
+
+
+def differences(
+    build: Build, device: torch.device, dtype: torch.dtype, probe: Probe
+) -> dict[str, int]:
+    """For every twin that might do: in how many elements of values and slots it differs."""
+    start = [awkward(size, dtype, number) for number, size in enumerate(probe.sizes)]
+    parameters = [torch.nn.Parameter(value.to(device)) for value in start]
+    optimizer = build(parameters)
+    rule = rule_of(f"{type(optimizer).__module__}:{type(optimizer).__name__}")
+    powers = device_powers(optimizer, device)
+    if rule is None or powers is None:
+        return {}
+    mirrors = [
+        _Mirror(twin, start, optimizer.param_groups[0], powers, probe)
+        for twin in candidates(rule, dtype_name(start[0], "probe"), device)
+    ]
+    for number in range(probe.steps):
+        gradients = [awkward(v.numel(), dtype, 7 * number + i + 100) for i, v in enumerate(start)]
+        for group in optimizer.param_groups:
+            group["lr"] = _lr_at(number, group["lr"])
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient.to(device)
+        optimizer.step()
+        for mirror in mirrors:
+            mirror.step(dict(optimizer.param_groups[0]), gradients)
+    return {mirror.twin_name: mirror.differences(optimizer, parameters) for mirror in mirrors}
+
+
+def _lr_at(number: int, lr: Any) -> Any:
+    """Another learning rate at every step, back where it was after two."""
+    factor = 1.25 if number % 2 == 0 else 0.8
+    return lr.mul_(factor) if isinstance(lr, torch.Tensor) else lr * factor
+
+
+class _Mirror:
+    """The same values, moved by one twin."""
+
+    def __init__(
+        self,
+        twin: Twin,
+        start: list[torch.Tensor],
+        group: dict[str, Any],
+        powers: Powers,
+        probe: Probe,
+    ) -> None:
+        self._twin, self._powers, self._probe = twin, powers, probe
+        self._names = slots_of(twin.rule, group)
+        self._tensors = [[v.clone(), *(torch.zeros_like(v) for _ in self._names)] for v in start]
+        targets = np.zeros(len(start), TARGET)
+        for row, (value, *slots) in zip(targets, self._tensors, strict=True):
+            row["value"], row["count"] = value.data_ptr(), value.numel()
+            row["slots"][: len(slots)] = [slot.data_ptr() for slot in slots]
+        none = np.zeros(len(start), np.int64)
+        self._rows = Rows(targets, none, none.copy(), none == 0)
+        self._waiting: list[Step] = []
+        self._alive: list[list[torch.Tensor]] = []
+
+    @property
+    def twin_name(self) -> str:
+        return f"{self._twin.rule}-{self._twin.dialect}-{self._twin.dtype}"
+
+    def step(self, group: dict[str, Any], gradients: list[torch.Tensor]) -> None:
+        plain = {k: float(v) if isinstance(v, torch.Tensor) else v for k, v in group.items()}
+        addresses = np.array([g.data_ptr() for g in gradients], np.uint64)
+        self._waiting.append(Step(addresses, [plain]))
+        self._alive.append(gradients)
+        if len(self._waiting) >= self._probe.per_pass:
+            self._run()
+
+    def _run(self) -> None:
+        if self._waiting:
+            run_pass(self._twin, self._rows, self._waiting, self._powers, self._probe.threads)
+        self._waiting, self._alive = [], []
+
+    def differences(
+        self, optimizer: torch.optim.Optimizer, parameters: list[torch.nn.Parameter]
+    ) -> int:
+        self._run()
+        total = 0
+        for parameter, mine in zip(parameters, self._tensors, strict=True):
+            state = optimizer.state[parameter]
+            theirs = [parameter.detach(), *(state[name] for name in self._names)]
+            total += sum(_differing(a, b) for a, b in zip(mine, theirs, strict=True))
+        return total
+
+
+def _differing(mine: torch.Tensor, theirs: torch.Tensor) -> int:
+    integers = torch.int32 if mine.dtype is torch.float32 else torch.int16
+    here = theirs.cpu()
+    differ = mine.view(integers) != here.view(integers)
+    if theirs.device.type == "cpu":  # an x86 keeps one operand's payload: which one is not said
+        differ &= ~(mine.isnan() & here.isnan())
+    return int(differ.sum())

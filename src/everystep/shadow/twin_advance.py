@@ -1,0 +1,146 @@
+"""Moves the replica on through twins, several records in one pass, without torch. Main thread only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from everystep.core.census import Census, gradient_layout
+from everystep.core.events import Call, unpack_presence
+from everystep.format import values
+from everystep.lane.memory import address_of
+from everystep.native import TARGET
+from everystep.replay.passes import Rows, Step, run_pass
+from everystep.replay.twins import SLOTS, TWINS, Powers, slots_of
+from everystep.shadow.opening import Opening
+from everystep.shadow.replica import Replica
+
+
+def twin_advance(opening: Opening, replica: Replica, optimizer: int) -> TwinAdvance:
+    powers = {beta: np.frombuffer(table, np.float32) for beta, table in opening.powers.items()}
+    return TwinAdvance(opening.census, optimizer, replica, powers, opening.replay_threads)
+
+
+Calls = Sequence[tuple[Call, memoryview]]
+
+
+class TwinAdvance:
+    """One optimizer of mode REPLAY whose every dtype has a twin."""
+
+    def __init__(
+        self, census: Census, optimizer: int, replica: Replica, powers: Powers, threads: int
+    ) -> None:
+        spec = census.optimizers[optimizer]
+        self._spec, self._census, self._replica = spec, census, replica
+        self._powers, self._threads = powers, threads
+        self._offsets = np.array(gradient_layout(census, optimizer).offsets, np.uint64)
+        self._rule = TWINS[next(iter(spec.twins.values()))].rule
+        atoms = list(spec.atoms)
+        self._places = {
+            dtype: np.array([i for i, a in enumerate(atoms) if census.atoms[a].dtype == dtype])
+            for dtype in spec.twins
+        }
+        self._group_of = np.concatenate(
+            [np.full(len(group), number) for number, group in enumerate(spec.groups)]
+        )
+
+    def calls(self, calls: Calls) -> list[list[int]]:
+        """Apply calls in their order; returns the atoms that each of them moved."""
+        steps = [self._step(call, payload) for call, payload in calls]
+        self._make_slots(steps)
+        for dtype, places in self._places.items():
+            rows = self._rows(places)
+            own = [step._replace(gradients=step.gradients[places]) for step in steps]
+            run_pass(TWINS[self._spec.twins[dtype]], rows, own, self._powers, self._threads)
+            self._keep_times(places, rows)
+        atoms = np.array(self._spec.atoms)
+        return [atoms[step.gradients != 0].tolist() for step in steps]
+
+    def slots_changed(self, atom: int) -> None:
+        """Nothing is kept between two passes that could have changed."""
+
+    def _step(self, call: Call, payload: memoryview) -> Step:
+        present = np.array(unpack_presence(call.presence, len(self._spec.atoms)))
+        present &= np.array([self._replica.based[atom] for atom in self._spec.atoms])
+        amp = {n: float(np.frombuffer(payload, "f4", 1, at)[0]) for n, at in call.amp.items()}
+        if amp.get("found_inf"):
+            present[:] = False  # the kernel skipped this step
+        start = np.uint64(address_of(payload) + call.at) if len(payload) else np.uint64(0)
+        gradients = np.where(present, start + self._offsets, np.uint64(0))
+        return Step(gradients, _groups(call.groups), amp.get("grad_scale"))
+
+    def _make_slots(self, steps: list[Step]) -> None:
+        """Parameters that are moved for the first time get their slots, filled with zeros."""
+        moved = np.any([step.gradients != 0 for step in steps], axis=0)
+        wanted = []
+        for place in np.flatnonzero(moved):
+            atom, group = self._spec.atoms[place], steps[0].groups[self._group_of[place]]
+            kind = self._census.atoms[atom]
+            wanted += [
+                (atom, self._slot(name), kind.dtype, kind.shape)
+                for name in slots_of(self._rule, group)
+            ]
+            if self._rule == "adam" and (atom, self._slot("step")) not in self._replica.places:
+                wanted.append((atom, self._slot("step"), "float32", ()))
+        self._fresh = {
+            atom
+            for atom, slot, *_ in wanted
+            if slot.endswith("/momentum_buffer") and (atom, slot) not in self._replica.places
+        }
+        self._replica.reserve(wanted)
+
+    def _rows(self, places: np.ndarray) -> Rows:
+        targets = np.zeros(len(places), TARGET)
+        times = np.zeros(len(places), np.int64)
+        for row, place in enumerate(places):
+            atom = self._spec.atoms[place]
+            value = self._replica.view((atom, ""))
+            target = targets[row]
+            target["value"] = address_of(value) if len(value) else 0
+            target["count"] = len(value) // (
+                4 if self._census.atoms[atom].dtype == "float32" else 2
+            )
+            for number, name in enumerate(SLOTS[self._rule]):
+                if (atom, self._slot(name)) in self._replica.places and len(value):
+                    target["slots"][number] = address_of(
+                        self._replica.view((atom, self._slot(name)))
+                    )
+            times[row] = self._time(atom)
+        fresh = np.array([self._spec.atoms[p] in self._fresh for p in places], bool)
+        return Rows(targets, self._group_of[places], times, fresh)
+
+    def _slot(self, name: str) -> str:
+        return f"{self._spec.key}/{name}"
+
+    def _clock(self, atom: int) -> np.ndarray | None:
+        place = self._replica.places.get((atom, self._slot("step")))
+        if place is None:
+            return None
+        return np.frombuffer(self._replica.view((atom, self._slot("step"))), place.dtype)
+
+    def _time(self, atom: int) -> int:
+        clock = self._clock(atom)
+        return 0 if clock is None else int(clock[0])
+
+    def _keep_times(self, places: np.ndarray, rows: Rows) -> None:
+        for place, time in zip(places, rows.times, strict=True):
+            clock = self._clock(self._spec.atoms[place])
+            if clock is not None:
+                clock[0] = time
+
+
+@lru_cache(maxsize=16)
+def _groups(encoded: bytes) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = values.decode(encoded, _number)
+    return found
+
+
+def _number(tag: str, payload: Any) -> Any:
+    """A learning rate may be a tensor: its value counts here."""
+    if tag != "tensor":
+        return payload
+    name, shape, data, _ = payload
+    return float(np.frombuffer(data, name)[0]) if not shape else None

@@ -4,25 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from itertools import compress, repeat
+from operator import attrgetter, is_not
+from typing import Any, NamedTuple
 
 import torch
 
 from everystep.capture.census import LiveCensus
 from everystep.capture.copier import Copier
 from everystep.capture.early import EarlyTap, Guard
+from everystep.capture.groups import GroupValues
 from everystep.capture.lifetime import GradientLifetime
 from everystep.capture.outbox import LetGo, Outbox
 from everystep.capture.states import StateSender
 from everystep.core.census import ALIGN_BYTES, Mode, gradient_layout
-from everystep.core.events import AMP_BYTES, Call, pack_presence, unpack_presence
+from everystep.core.events import AMP_BYTES, Call, pack_presence
 from everystep.core.pace import costs_too_much
-from everystep.format import values
 from everystep.replay.optimizers import rewrites_gradients
-from everystep.replay.tensors import pack
 
 _EARLY_LOOK_EVERY = 16
 _EARLY_SLACK_BYTES = 1 << 10  # param groups may say more at the step than they did at the last one
+_grad, _kind = attrgetter("grad"), attrgetter("layout", "dtype", "shape")
+
+
+class _Presence(NamedTuple):
+    """Which gradients are there, nearly always the same ones at every step."""
+
+    present: list[bool]
+    packed: bytes
+    atoms: tuple[int, ...]
+    kinds: list[Any]  # that they must have to be logged
 
 
 class CallLog:
@@ -49,13 +60,16 @@ class CallLog:
         self._may_go_early = may_go_early
         self._budget_percent = budget_percent
         self._layouts = [gradient_layout(live.census, i) for i in range(len(live.optimizers))]
-        self._parameters = [[live.tensors[a] for a in s.atoms] for s in live.census.optimizers]
-        self._usual: list[Any] = [None] * len(live.optimizers)  # kinds of gradients seen last
+        self._atoms = [spec.atoms for spec in live.census.optimizers]
+        self._parameters = [[live.tensors[a] for a in atoms] for atoms in self._atoms]
+        self._presences = [_Presence([], b"", (), [])] * len(live.optimizers)
+        specs = zip(live.census.optimizers, live.optimizers, strict=True)
+        self._groups = [GroupValues(optimizer, spec.key) for spec, optimizer in specs]
         self.lifetime = GradientLifetime(copier)
         self._early: dict[int, EarlyTap] = {}
         self._early_room: dict[int, tuple[int | None, int, int]] = {}  # slot, place, document bytes
         self._stall_before = 0.0
-        self._pending: tuple[Call, int] | None = None
+        self._pending: tuple[Call, tuple[int, ...]] | None = None  # and atoms that have a gradient
         self.early_gradients = 0  # that left during backward
         self.rebases = 0  # because what was logged could not be trusted
 
@@ -71,23 +85,26 @@ class CallLog:
 
     def log(self, index: int) -> None:
         """Copy the gradients as the optimizer will see them. Counts only once the step is `done`."""
-        atoms = self._live.census.optimizers[index].atoms
+        atoms = self._atoms[index]
         self.discard()
-        gradients = [parameter.grad for parameter in self._parameters[index]]
-        if not self.lifetime.look(index, gradients):
+        gradients = list(map(_grad, self._parameters[index]))
+        presence = self._presence(index, list(map(is_not, gradients, repeat(None))))
+        there = list(compress(gradients, presence.present))
+        if not self.lifetime.look(index, there):
             self._base_everything()  # the last record may hold what was written into them since
-        if not self._loggable(index, gradients):
+        if list(map(_kind, there)) != presence.kinds:
             self._states.unlogged.update(atoms)
         gone = self._early[index].take(gradients) if index in self._early else set()
         self._states.changes(atoms, [index], stays=False)
         if not self._states.unlogged.isdisjoint(atoms):
             return  # their whole state goes with the seal
         groups, layout = self.groups(index), self._layouts[index]
-        presence = pack_presence([g is not None for g in gradients])
         at = self._room_of_early(index, len(groups)) if gone else None
         if at is None:
             gone = set()
-            at = self._outbox.room(layout.bytes + AMP_BYTES, len(groups) + len(presence) + 64)
+            at = self._outbox.room(
+                layout.bytes + AMP_BYTES, len(groups) + len(presence.packed) + 64
+            )
         self.early_gradients += len(gone)
         amp = self._send_amp(index, at + layout.bytes)
         self._copier.state.send()
@@ -97,18 +114,16 @@ class CallLog:
         self._copier.gradients.send(self._outbox.address(at), index, layout, gradients)
         if rewrites_gradients(self._live.optimizers[index]):
             self._copier.holds.release()
-        self._pending = (Call(index, groups, presence, at, amp), at)
+        self._pending = (Call(index, groups, presence.packed, at, amp), presence.atoms)
 
     def done(self, index: int) -> None:
         """The optimizer has stepped: the call counts."""
-        atoms = self._live.census.optimizers[index].atoms
         if self._pending is not None:
-            call, self._pending = self._pending[0], None
+            (call, atoms), self._pending = self._pending, None
             self._outbox.add(call)
-            present = unpack_presence(call.presence, len(atoms))
-            for atom, there in zip(atoms, present, strict=True):
-                if there:
-                    self._versions[atom] = self._states.target
+            target = self._states.target
+            for atom in atoms:
+                self._versions[atom] = target
         if index in self._early and not self._early[index].end_step():
             self._base_everything()
         self.lifetime.after_step(index)
@@ -122,7 +137,7 @@ class CallLog:
     def discard(self) -> None:
         """A call whose step raised, or whose closure ran again, never happened."""
         if self._pending is not None:
-            self._outbox.unroom(self._pending[1])
+            self._outbox.unroom(self._pending[0].at)
             self._pending = None
 
     def turn(self, step: int) -> None:
@@ -140,24 +155,14 @@ class CallLog:
 
     def groups(self, index: int) -> bytes:
         """Every value of the param groups, encoded."""
-        found = [
-            {k: v for k, v in group.items() if k != "params"}
-            for group in self._live.optimizers[index].param_groups
-        ]
-        key = self._live.census.optimizers[index].key
-        return values.encode(found, f"optimizer[{key!r}].param_groups", pack)
+        return self._groups[index].encoded()
 
-    def _loggable(self, index: int, gradients: list[torch.Tensor | None]) -> bool:
-        """Whether every gradient that is there has the kind, type and shape of its parameter."""
-        there = [(g.layout, g.dtype, g.shape) for g in gradients if g is not None]
-        if there == self._usual[index]:
-            return True
-        self._usual[index] = [
-            (torch.strided, p.dtype, p.shape)
-            for g, p in zip(gradients, self._parameters[index], strict=True)
-            if g is not None
-        ]
-        return bool(there == self._usual[index])
+    def _presence(self, index: int, present: list[bool]) -> _Presence:
+        if present != self._presences[index].present:
+            atoms = tuple(compress(self._atoms[index], present))
+            kinds = [(torch.strided, *self._live.kinds[atom]) for atom in atoms]
+            self._presences[index] = _Presence(present, pack_presence(present), atoms, kinds)
+        return self._presences[index]
 
     @staticmethod
     def _places(atoms: tuple[int, ...], wanted: set[int]) -> set[int]:

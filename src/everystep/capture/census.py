@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -18,6 +19,7 @@ from everystep.replay.tensors import dtype_name
 
 Models = torch.nn.Module | Mapping[str, torch.nn.Module]
 Optimizers = torch.optim.Optimizer | Mapping[str, torch.optim.Optimizer]
+_kind = attrgetter("dtype", "shape")
 
 
 @dataclass
@@ -32,7 +34,8 @@ class LiveCensus:
     powers: dict[float, bytes] = field(default_factory=dict)  # what fused twins need of the device
 
     def __post_init__(self) -> None:
-        self.kinds = [(t.dtype, t.shape) for t in self.tensors]
+        self.kinds = list(map(_kind, self.tensors))
+        self._group_sizes = [[*map(len, spec.groups)] for spec in self.census.optimizers]
 
     @property
     def on_gpu(self) -> bool:
@@ -52,6 +55,15 @@ class LiveCensus:
             self.tensors[atom] = now
         return False
 
+    def groups_have_grown(self) -> bool:
+        """True after `add_param_group`."""
+        now = [[len(group["params"]) for group in o.param_groups] for o in self.optimizers]
+        return now != self._group_sizes
+
+    def has_grown(self) -> bool:
+        """True once `add_param_group`, or a tensor of another shape or type, made the census untrue."""
+        return self.groups_have_grown() or list(map(_kind, self.tensors)) != self.kinds
+
     def state_of(self, optimizer: int, atom: int) -> dict[str, Any]:
         """An optimizer's live state of one atom; empty while there is none."""
         return dict(self.optimizers[optimizer].state.get(self.tensors[atom], {}))
@@ -70,19 +82,6 @@ def take_census(models: Models, optimizers: Optimizers, *, log: bool = True) -> 
     homes = {a: home for a, home in _homes(models, atom_of).items() if a not in moved}
     given = tuple(models.values()) if isinstance(models, Mapping) else (models,)
     return LiveCensus(census, tensors, list(named.values()), homes, given, powers)
-
-
-def has_grown(live: LiveCensus) -> bool:
-    """True once `add_param_group`, or a tensor of another shape or type, made the census untrue."""
-    if [(t.dtype, t.shape) for t in live.tensors] != live.kinds:
-        return True
-    for spec, optimizer in zip(live.census.optimizers, live.optimizers, strict=True):
-        if len(spec.groups) != len(optimizer.param_groups):
-            return True
-        for atoms, group in zip(spec.groups, optimizer.param_groups, strict=True):
-            if len(atoms) != len(group["params"]):
-                return True
-    return False
 
 
 def _atoms(models: Models) -> tuple[list[Atom], list[torch.Tensor]]:

@@ -27,6 +27,7 @@ class Copier:
         self.gradients = GradientCopies(self._bytes, self.sides, self.holds)
         self.state = StateCopies(self._bytes, self.sides, self.holds)
         self._uncommitted: list[int] = []
+        self._words: dict[int, torch.Tensor] = {}  # of every slot, as the device writes it
 
     def commit(self, ticket: int) -> None:
         """Say that a slot's payload is there; while state is in flight `settle` says it later."""
@@ -55,7 +56,9 @@ class Copier:
         for other in others:
             first.wait_for(other.mark())  # the word comes behind everybody's copies
         at = self._ring.slot_at(ticket) + SLOT_DEVICE_WORD_AT
-        first.write_word(self._bytes[at : at + 8], commit_word(self._ring.nonce, ticket))
+        if at not in self._words:
+            self._words[at] = self._bytes[at : at + 8]
+        first.write_word(self._words[at], commit_word(self._ring.nonce, ticket))
 
     @property
     def stall_seconds(self) -> float:

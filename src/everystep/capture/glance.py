@@ -14,9 +14,26 @@ Slots = dict[str, tuple[int, object]]  # name: identity, and the hints of a tens
 _version = attrgetter("_version")
 
 
-def hints(tensors: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
+class Hints:
     """Address and version of every tensor; writes through `.data` change neither."""
-    return list(zip(map(torch.Tensor.data_ptr, tensors), map(_version, tensors), strict=True))
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self.addresses = list(map(torch.Tensor.data_ptr, tensors))
+        self.versions = list(map(_version, tensors))
+
+    def after_writes(self, tensors: Sequence[torch.Tensor]) -> None:
+        """The same tensors were written where they lie."""
+        self.versions = list(map(_version, tensors))
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Hints)
+            and self.versions == other.versions
+            and self.addresses == other.addresses
+        )
+
+    def pairs(self) -> list[tuple[int, int]]:
+        return list(zip(self.addresses, self.versions, strict=True))
 
 
 class Glance:
@@ -28,7 +45,15 @@ class Glance:
         self._names = [list(state) for state in states]
         self._values = list(chain.from_iterable(map(dict.values, states)))
         self._tensors = [v for v in self._values if isinstance(v, torch.Tensor)]
-        self._hints = hints(self._tensors)
+        self._hints = Hints(self._tensors)
+
+    def stepped(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Follow a step that writes into its slots and replaces none. False: it made new ones."""
+        slots = sum(map(len, optimizer.state.values()))
+        if slots != len(self._values) or len(optimizer.state) != len(self._owners):
+            return False
+        self._hints.after_writes(self._tensors)
+        return True
 
     def still_holds(self, optimizer: torch.optim.Optimizer) -> bool:
         values = list(chain.from_iterable(map(dict.values, optimizer.state.values())))
@@ -37,12 +62,12 @@ class Glance:
             and len(optimizer.state) == len(self._owners)
             and all(map(is_, values, self._values))
             and all(map(is_, optimizer.state, self._owners))
-            and hints(self._tensors) == self._hints
+            and Hints(self._tensors) == self._hints
         )
 
     def slots(self) -> dict[int, Slots]:
         """For every parameter (by identity) its slots."""
-        known = dict(zip(map(id, self._tensors), self._hints, strict=True))
+        known = dict(zip(map(id, self._tensors), self._hints.pairs(), strict=True))
         values = iter(self._values)
         return {
             id(owner): {

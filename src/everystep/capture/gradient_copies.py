@@ -5,8 +5,10 @@ They are held until their copies are done; on the CPU they are copied at once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import repeat
+from operator import is_, itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -19,15 +21,16 @@ _PART_BYTES = 64 << 20  # gradients are let go in parts of about this size
 _PARTS_MAX = 8
 
 Gradients = Sequence[torch.Tensor | None]
+Pick = Callable[[Sequence[Any]], tuple[Any, ...]]  # some members of a sequence
 
 
 class _Pack(NamedTuple):
     """Small gradients that one copy moves: where they lie in the payload, and in the staging."""
 
-    members: list[int]
+    pick: Pick
     start: int
-    bytes: int
-    views: list[torch.Tensor]
+    staged: torch.Tensor
+    views: tuple[torch.Tensor, ...]
 
 
 @dataclass
@@ -36,7 +39,7 @@ class _Route:
 
     side: Side | None
     packs: list[_Pack]
-    parts: list[list[int]]
+    parts: list[Pick]
 
 
 class GradientCopies:
@@ -46,12 +49,13 @@ class GradientCopies:
         self._bytes = memory
         self._sides = sides
         self._holds = holds
-        self._views: dict[tuple[int, int], list[torch.Tensor]] = {}
+        self._views: dict[tuple[int, int], list[Any]] = {}
         self._routes: dict[int, list[_Route]] = {}
 
     def send(self, at: int, optimizer: int, layout: GradientLayout, gradients: Gradients) -> None:
-        """Copy the gradients that are there to `at` plus their offsets; those of GPUs are held."""
-        views = self._slot_views(at, optimizer, layout, gradients)
+        """Copy the gradients that are there to `at` plus their offsets; those of GPUs are held.
+        Each has the type and shape that its place was laid out for."""
+        views = self._slot_views(at, optimizer, layout, enumerate(gradients))
         with torch.no_grad():
             for route in self._routes_of(optimizer, layout, gradients):
                 self._send_along(route, at, views, gradients)
@@ -60,14 +64,15 @@ class GradientCopies:
         self, at: int, optimizer: int, layout: GradientLayout, gradients: dict[int, torch.Tensor]
     ) -> None:
         """Copy large gradients ahead of the others, by their place in the optimizer's order."""
+        views = self._slot_views(at, optimizer, layout, gradients.items())
         with torch.no_grad():
             for device in _devices(list(gradients.values())):
                 side = self._sides[device]
-                own = {i: g for i, g in gradients.items() if g.device == device}
-                targets = [_typed(self._bytes, at + layout.offsets[i], g) for i, g in own.items()]
+                own = [i for i, g in gradients.items() if g.device == device]
+                sources = [gradients[i] for i in own]
                 side.follow()
-                side.offload(targets, list(own.values()))
-                self._holds.add(side, list(own.values()))
+                side.offload([views[i] for i in own], sources)
+                self._holds.add(side, sources)
 
     def read_later(self, value: torch.Tensor) -> tuple[torch.Tensor, Side, Any]:
         """Bring a small device tensor to the host; it may be looked at once its mark has passed."""
@@ -87,27 +92,24 @@ class GradientCopies:
         self._routes[optimizer] = self._lay_out(layout, gradients)
         return self._routes[optimizer]
 
-    def _send_along(
-        self, route: _Route, at: int, views: list[torch.Tensor], gradients: Gradients
-    ) -> None:
+    def _send_along(self, route: _Route, at: int, views: Gradients, gradients: Gradients) -> None:
         if route.side is None:
-            for part in route.parts:
-                targets, sources = _pairs(part, views, gradients)
+            for pick in route.parts:
+                targets, sources = _there(pick(views), pick(gradients))
                 if sources:
-                    torch._foreach_copy_(targets, sources)
+                    torch._foreach_copy_(list(targets), list(sources))
             return
         side = route.side
         side.follow()
         for pack in route.packs:
-            targets, sources = _pairs(pack.members, pack.views, gradients, positional=True)
+            targets, sources = _there(pack.views, pack.pick(gradients))
             if sources:
                 side.pack(targets, sources)
-                end = at + pack.start + pack.bytes
-                packed = self._bytes[at + pack.start : end]
-                side.offload([packed], [side.staging()[: pack.bytes]])
+                start = at + pack.start
+                side.offload([self._bytes[start : start + pack.staged.nbytes]], [pack.staged])
                 self._holds.add(side, sources)
-        for part in route.parts:
-            targets, sources = _pairs(part, views, gradients)
+        for pick in route.parts:
+            targets, sources = _there(pick(views), pick(gradients))
             if sources:
                 side.offload(targets, sources)
                 self._holds.add(side, sources)
@@ -127,7 +129,8 @@ class GradientCopies:
             for members in _cut(small, sizes, STAGING_BYTES - PACKED_BYTES_MAX)
         ]
         part_bytes = max(_PART_BYTES, -(-sum(sizes) // _PARTS_MAX))
-        return [_Route(side, packs, _cut(large, sizes, part_bytes))]
+        parts = [_picker(members) for members in _cut(large, sizes, part_bytes)]
+        return [_Route(side, packs, parts)]
 
     def _pack(
         self, side: Side, members: list[int], layout: GradientLayout, gradients: Gradients
@@ -140,24 +143,25 @@ class GradientCopies:
             at = layout.offsets[member] - start
             end = layout.offsets[member] + gradient.nbytes
             views.append(_typed(side.staging(), at, gradient))
-        return _Pack(members, start, end - start, views)
+        return _Pack(_picker(members), start, side.staging()[: end - start], tuple(views))
 
     def _plain_route(self, device: torch.device, gradients: Gradients) -> _Route:
         members = [i for i, g in enumerate(gradients) if g is not None and g.device == device]
-        return _Route(self._sides.get(device), [], [members])
+        return _Route(self._sides.get(device), [], [_picker(members)])
 
     def _slot_views(
-        self, at: int, optimizer: int, layout: GradientLayout, gradients: Gradients
-    ) -> list[torch.Tensor]:
+        self,
+        at: int,
+        optimizer: int,
+        layout: GradientLayout,
+        gradients: Iterable[tuple[int, torch.Tensor | None]],
+    ) -> list[Any]:
         # a slot is used again and again with the same layout: typed views of it are kept
-        views = self._views.setdefault((at, optimizer), [])
-        if len(views) != len(gradients) or any(
-            g is not None and v.shape != g.shape for v, g in zip(views, gradients, strict=False)
-        ):
-            views[:] = [
-                _typed(self._bytes, at + offset, g) if g is not None else self._bytes[:0]
-                for offset, g in zip(layout.offsets, gradients, strict=True)
-            ]
+        views = self._views.setdefault((at, optimizer), [None] * len(layout.offsets))
+        if any(map(is_, views, repeat(None))):  # gradients that were never there
+            for i, gradient in gradients:
+                if views[i] is None and gradient is not None:
+                    views[i] = _typed(self._bytes, at + layout.offsets[i], gradient)
         return views
 
 
@@ -165,17 +169,18 @@ def _devices(gradients: Gradients) -> list[torch.device]:
     return list(dict.fromkeys(g.device for g in gradients if g is not None))
 
 
-def _pairs(
-    members: list[int], views: list[torch.Tensor], gradients: Gradients, positional: bool = False
-) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Targets and sources of the gradients that are there."""
-    targets, sources = [], []
-    for place, member in enumerate(members):
-        gradient = gradients[member]
-        if gradient is not None:
-            targets.append(views[place if positional else member])
-            sources.append(gradient)
-    return targets, sources
+def _picker(members: list[int]) -> Pick:
+    if len(members) > 1:
+        return itemgetter(*members)
+    return lambda sequence: tuple(sequence[member] for member in members)
+
+
+def _there(targets: Sequence[Any], sources: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+    """Without the gradients that are not there."""
+    if not any(map(is_, sources, repeat(None))):
+        return targets, sources
+    present = [i for i, source in enumerate(sources) if source is not None]
+    return [targets[i] for i in present], [sources[i] for i in present]
 
 
 def _cut(members: list[int], sizes: list[int], limit: int) -> list[list[int]]:

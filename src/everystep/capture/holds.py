@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ _nbytes = attrgetter("nbytes")
 class Hold(NamedTuple):
     side: Side
     mark: Any
-    tensors: list[torch.Tensor]
+    tensors: Sequence[torch.Tensor]
     bytes: int
 
 
@@ -28,7 +29,7 @@ class Holds:
         self._old = 0
         self.bytes = 0
 
-    def add(self, side: Side, tensors: list[torch.Tensor]) -> Any:
+    def add(self, side: Side, tensors: Sequence[torch.Tensor]) -> Any:
         """Keep the sources of what was just queued; returns the mark they are kept until."""
         mark = side.mark()
         size = sum(map(_nbytes, tensors))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Sequence
+from operator import call
 
 import torch
 
@@ -26,7 +27,7 @@ class GradientLifetime:
     def __init__(self, copier: Copier) -> None:
         self._copier = copier
         self._active = bool(copier.sides)
-        self._known: dict[int, list[weakref.ref[torch.Tensor] | None]] = {}
+        self._known: dict[int, list[weakref.ref[torch.Tensor]]] = {}
         self._new_in_a_row: dict[int, int] = {}
         self._kept: set[int] = set()  # optimizers whose gradients outlived their step
         self._plan: list[int] = []  # bytes that may be kept after the step, then after each point
@@ -34,18 +35,16 @@ class GradientLifetime:
         self._allocated: list[int] = []  # at each of them, while there is no plan
         self._steps = 0
 
-    def look(self, optimizer: int, gradients: Sequence[torch.Tensor | None]) -> bool:
+    def look(self, optimizer: int, gradients: Sequence[torch.Tensor]) -> bool:
         """Before a call is logged. False: gradients were written while they were being copied."""
         if not self._active:
             return True
         known = self._known.get(optimizer, [])
-        same = any(
-            ref is not None and gradient is not None and ref() is gradient
-            for ref, gradient in zip(known, gradients, strict=False)
-        )
+        alive = set(map(id, map(call, known))) - {id(None)}
+        same = bool(alive) and not alive.isdisjoint(map(id, gradients))
         before = self._new_in_a_row.get(optimizer, 0)
         self._new_in_a_row[optimizer] = 0 if same or not known else before + 1
-        self._known[optimizer] = [None if g is None else weakref.ref(g) for g in gradients]
+        self._known[optimizer] = list(map(weakref.ref, gradients))
         if optimizer in self._kept and not self._passed:
             self._plan = []  # no forward came by: gradients would be kept through the next one
         return not (same and optimizer in self._kept)

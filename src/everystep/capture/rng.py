@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
 import sys
 from array import array
@@ -19,6 +20,7 @@ class RandomStates(msgspec.Struct, frozen=True, array_like=True):
 
 
 _decoder = msgspec.msgpack.Decoder(RandomStates)
+_NUMPY_WORDS = 624 + 1  # key and position of a Mersenne twister
 
 
 def capture_rng() -> bytes:
@@ -26,7 +28,7 @@ def capture_rng() -> bytes:
     version, words, gauss = random.getstate()
     states = RandomStates(
         python=(version, array("L", words).tobytes(), gauss),
-        numpy=_numpy_state(),
+        numpy=_numpy_state.get(),
         torch_cpu=torch.get_rng_state().numpy().tobytes(),
         torch_cuda=_cuda_states(),
     )
@@ -41,6 +43,7 @@ def restore_rng(data: bytes) -> None:
         import numpy as np
 
         name, keys, position, has_gauss, cached = states.numpy
+        _numpy_state.forget()
         np.random.set_state((name, np.frombuffer(keys, np.uint32), position, has_gauss, cached))
     torch.set_rng_state(_tensor(states.torch_cpu))
     if torch.cuda.is_available():
@@ -48,13 +51,33 @@ def restore_rng(data: bytes) -> None:
             torch.cuda.set_rng_state(_tensor(state), device)
 
 
-def _numpy_state() -> Any:
-    if "numpy" not in sys.modules:
-        return None
-    import numpy as np
+class _NumpyState:
+    """numpy builds its state number by number, which takes longer than everything else of a seal. The
+    memory of its generator tells whether that is needed."""
 
-    state = np.random.get_state(legacy=False)
-    if isinstance(state, dict) and state["bit_generator"] == "MT19937":
+    def __init__(self) -> None:
+        self._words = b""
+        self._state: Any = None
+
+    def get(self) -> Any:
+        numpy = sys.modules.get("numpy")
+        generator: Any = numpy.random.get_bit_generator() if numpy is not None else None
+        if type(generator).__name__ != "MT19937":
+            return None
+        words = ctypes.string_at(generator.ctypes.state_address, _NUMPY_WORDS * 4)
+        # the second of two normal numbers comes from a cache beside these words
+        if words != self._words or self._state[3]:
+            self._words, self._state = words, self._read()
+        return self._state
+
+    def forget(self) -> None:
+        self._words = b""
+
+    @staticmethod
+    def _read() -> Any:
+        import numpy as np
+
+        state: Any = np.random.get_state(legacy=False)
         inner = state["state"]
         return (
             "MT19937",
@@ -63,11 +86,13 @@ def _numpy_state() -> Any:
             int(state["has_gauss"]),
             float(state["gauss"]),
         )
-    return None
+
+
+_numpy_state = _NumpyState()
 
 
 def _cuda_states() -> tuple[bytes, ...]:
-    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
+    if not torch.cuda.is_initialized():
         return ()
     return tuple(s.numpy().tobytes() for s in torch.cuda.get_rng_state_all())
 

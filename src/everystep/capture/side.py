@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any, Protocol
 
 import torch
@@ -17,6 +18,7 @@ STAGING_BYTES = 16 << 20
 _page_locked: set[int] = set()  # addresses registered with the driver, each once
 _RATE_BYTES_MIN = 1 << 20  # smaller copies say nothing about the link
 _SMOOTHING = 0.2
+_nbytes = attrgetter("nbytes")
 
 Tensors = Sequence[torch.Tensor]
 
@@ -117,8 +119,8 @@ class CudaSide:
             torch._foreach_copy_(list(targets), list(sources))
 
     def offload(self, targets: Tensors, sources: Tensors) -> None:
-        size = sum(target.nbytes for target in targets)
-        timed = size >= _RATE_BYTES_MIN
+        size = sum(map(_nbytes, targets))
+        timed = size >= _RATE_BYTES_MIN and not self._copies  # one copy at a time tells enough
         with torch.cuda.stream(self._stream):
             began = self._timed_mark(self._stream) if timed else None
             if self._batched:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from everystep.capture.calls import CallLog
-from everystep.capture.census import LiveCensus, has_grown
+from everystep.capture.census import LiveCensus
 from everystep.capture.copier import Copier
 from everystep.capture.early import Guard
 from everystep.capture.lifetime import release_modules
@@ -146,7 +146,7 @@ class Tap:
         spec = self.live.census.optimizers[index]
         if self._letting_go or self.outgrown or spec.mode is Mode.STATE:
             return None
-        if has_grown(self.live):
+        if self.live.groups_have_grown():  # shapes: gradients show them, and the seal looks
             self.outgrown = True
             return None
         if not self.opened:  # a loop that is not ours: the state before its first step counts too
@@ -215,7 +215,7 @@ class Tap:
         self.log.turn(step)
         self.opened = True
         self.calls = 0
-        self.outgrown |= self.live.follow() or has_grown(self.live)
+        self.outgrown |= self.live.follow() or self.live.has_grown()
         if self.outgrown:
             return
         if self._letting_go:

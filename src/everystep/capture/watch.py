@@ -14,7 +14,7 @@ import torch
 import xxhash
 
 from everystep.capture.census import LiveCensus
-from everystep.capture.glance import Glance, hints
+from everystep.capture.glance import Glance, Hints
 from everystep.core.census import Mode
 from everystep.replay.tensors import raw_bytes
 
@@ -39,7 +39,10 @@ class Watch:
         self._frozen = [i for i in range(len(live.tensors)) if i not in set(self._always)]
         self._round = 0
         self._by_hints = all(t.device.type != "cpu" for t in live.tensors)
-        self._moves_all = [len(set(s.atoms)) == len(live.tensors) for s in live.census.optimizers]
+        self._atoms = [spec.atoms for spec in live.census.optimizers]
+        self._moves_all = [len(set(atoms)) == len(live.tensors) for atoms in self._atoms]
+        # torch's own element-wise optimizers write their slots and weights where they lie
+        self._in_place = [spec.mode is Mode.REPLAY for spec in live.census.optimizers]
         # BatchNorm's statistics change without a trace: where bytes are not compared, they always go
         self._small_buffers = [
             i
@@ -48,25 +51,29 @@ class Watch:
             and atom.bytes <= _BUFFER_BYTES_MAX
             and live.tensors[i].device.type != "cpu"
         ]
-        self._marks: list[Mark] = []
+        self._marks: list[Mark] = []  # of all atoms, unless hints are all there is
+        self._seen = Hints([])
         self._hints: dict[int, Mark] = {}
         self._slots: list[Glance] = []
         self.mark_all()
 
     def mark_all(self) -> None:
         """Everything is known as it is now."""
-        self._marks = [self._digest(i) for i in range(len(self._live.tensors))]
+        self._seen = Hints(self._live.tensors if self._by_hints else [])
+        self._marks = [] if self._by_hints else [*map(self._digest, range(len(self._live.tensors)))]
         self._hints = {i: self._hint(i) for i in self._frozen}
         self._slots = [Glance(optimizer) for optimizer in self._live.optimizers]
 
     def after_step(self, index: int) -> None:
         """What the optimizer just did to its own atoms is no edit."""
-        self._slots[index] = Glance(self._live.optimizers[index])
-        if self._by_hints and self._moves_all[index]:
-            self._marks = [*hints(self._live.tensors)]
+        optimizer, in_place = self._live.optimizers[index], self._in_place[index]
+        if not (in_place and self._slots[index].stepped(optimizer)):
+            self._slots[index] = Glance(optimizer)
+        if self._by_hints and in_place and self._moves_all[index]:
+            self._seen.after_writes(self._live.tensors)
             return
-        for atom in self._live.census.optimizers[index].atoms:
-            self._marks[atom] = self._digest(atom)
+        for atom in self._atoms[index]:
+            self._mark(atom)
 
     def edited_values(self, atoms: Iterable[int] | None = None) -> list[int]:
         """Atoms whose bytes differ from their mark; they are marked anew. None: of all atoms."""
@@ -85,13 +92,14 @@ class Watch:
         return edited
 
     def _edited_by_hints(self, atoms: Iterable[int] | None) -> list[int]:
-        now = hints(self._live.tensors)
-        if now == self._marks:  # nearly always, so it must be quick
+        now = Hints(self._live.tensors)
+        if now == self._seen:  # nearly always, so it must be quick
             return []
-        looked_at = range(len(now)) if atoms is None else atoms
-        edited = [a for a in looked_at if now[a] != self._marks[a]]
+        looked_at = range(len(self._live.tensors)) if atoms is None else atoms
+        before, after = self._seen.pairs(), now.pairs()
+        edited = [a for a in looked_at if before[a] != after[a]]
         for atom in edited:
-            self._marks[atom] = now[atom]
+            self._mark(atom)
         return edited
 
     def looks(self, atom: int) -> object:
@@ -104,10 +112,12 @@ class Watch:
             for value in self._live.state_of(index, atom).values()
             if isinstance(value, torch.Tensor)
         ]
-        return hints([self._live.tensors[atom], *values])
+        return Hints([self._live.tensors[atom], *values])
 
     def differs(self) -> bool:
         """Whether any atom differs from its mark; nothing is marked."""
+        if self._by_hints:
+            return Hints(self._live.tensors) != self._seen
         return any(self._digest(atom) != self._marks[atom] for atom in self._always)
 
     def slots(self, index: int) -> SlotChanges:
@@ -118,7 +128,7 @@ class Watch:
         now = self._slots[index] = Glance(optimizer)
         old, new = before.slots(), now.slots()
         edited, lost = [], False
-        for atom in self._live.census.optimizers[index].atoms:
+        for atom in self._atoms[index]:
             owner = id(self._live.tensors[atom])
             was, there = old.get(owner, {}), new.get(owner, {})
             lost |= bool(was.keys() - there.keys())
@@ -162,8 +172,14 @@ class Watch:
             self._round += 1
         return sorted(chosen)
 
+    def _mark(self, atom: int) -> None:
+        if self._by_hints:
+            self._seen.addresses[atom], self._seen.versions[atom] = self._hint(atom)
+        else:
+            self._marks[atom] = self._digest(atom)
+
     def _digest(self, atom: int) -> Mark:
-        if self._by_hints or self._live.tensors[atom].device.type != "cpu":
+        if self._live.tensors[atom].device.type != "cpu":
             return self._hint(atom)
         return xxhash.xxh3_64_intdigest(self._bytes(atom))
 

@@ -54,8 +54,8 @@ def rewrites_gradients(optimizer: torch.optim.Optimizer) -> bool:
     A fused kernel with a GradScaler writes the unscaled gradient back; nesterov's multi-tensor code
     builds its update in it.
     """
-    module, _, name = class_path(optimizer).partition(":")
-    if not module.startswith("torch.optim") or name not in _ELEMENT_WISE:
+    kind = type(optimizer)
+    if not kind.__module__.startswith("torch.optim") or kind.__qualname__ not in _ELEMENT_WISE:
         return True
     if any(getattr(optimizer, n, None) is not None for n in ("grad_scale", "found_inf")):
         return True

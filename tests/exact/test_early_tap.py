@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import nn
 
+import everystep
+
 from .harness import SEED, Job
 from .lagging import LaggingSide, use_lagging_sides
 from .test_side_streams import net, sgd, train
@@ -91,3 +93,29 @@ def test_early_tap(touch: Any, trust: str, rebases: int, tmp_path: Path) -> None
 def test_only_the_last_micro_batch_leaves(tmp_path: Path) -> None:
     status = train(lambda: touched(nothing, micro_batches=3), tmp_path / "run", STEPS)
     assert status["early_tap"] == ["armed"] and status["repairs"] == 0
+
+
+def test_letting_go_takes_the_hooks_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While nothing is recorded, backward runs none of ours; with the next base they are back."""
+    use_lagging_sides(monkeypatch, SEED, eagerness=1.0)
+    monkeypatch.setattr(LaggingSide, "stall_seconds", property(lambda self: float(self._queued)))
+    monkeypatch.setattr(LaggingSide, "window_seconds", 0.1)
+    job = touched(nothing)
+
+    def hooked() -> bool:
+        return any(p._post_accumulate_grad_hooks for p in job.model.parameters())
+
+    run = everystep.attach(
+        job.model, job.optimizer, run=tmp_path / "run", on_lag="wait", on_failure="raise"
+    )
+    with run as training:
+        for step in training.steps(LATER + 4):
+            if step == LATER:
+                assert hooked()
+                training._recorder.tap.let_go()
+                assert not hooked()
+            if step == LATER + 2:
+                training.flush(60)
+                assert hooked()
+            job.turn(step)
+        assert training.status()["early_tap"] == ["armed"]

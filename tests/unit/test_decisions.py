@@ -8,6 +8,7 @@ from everystep.core.cadence import base_is_due, retry_seconds
 from everystep.core.census import Atom, Census, Mode, OptimizerSpec, gradient_layout, mismatches
 from everystep.core.events import pack_presence, unpack_presence
 from everystep.core.geometry import ring_geometry
+from everystep.core.pace import early_pays, worth_a_hook
 from everystep.core.status import summary
 from everystep.core.survival import Facts, survival
 from everystep.errors import NotEnoughMemory, OptionsError
@@ -149,3 +150,32 @@ def test_status_does_not_count_a_shadow_that_dies_with_the_trainer() -> None:
     assert "process dies → step 50" in summary({**document, "outlives_trainer": False})
     assert "host dies → step 50, 5 min old" in summary(document)
     assert "nothing to resume" in summary({})
+
+
+@pytest.mark.parametrize(
+    ("sizes", "chosen"),
+    [
+        ([], []),
+        ([7], [0]),
+        ([1, 50, 1, 48], [1, 3]),
+        ([10] * 10, [*range(9)]),
+    ],
+)
+def test_few_parameters_carry_most_bytes(sizes: list[int], chosen: list[int]) -> None:
+    assert worth_a_hook(sizes) == chosen
+
+
+@pytest.mark.parametrize(
+    ("stall_seconds", "hooks", "pays"),
+    [
+        (0.0, 50, False),
+        (0.010, 50, False),  # 16 steps of 50 hooks take 12 ms
+        (0.020, 50, True),
+        (0.010, 1, True),
+        (1.0, 0, False),  # nothing is large enough to leave early
+    ],
+)
+def test_early_only_where_it_saves_more_than_it_costs(
+    stall_seconds: float, hooks: int, pays: bool
+) -> None:
+    assert early_pays(stall_seconds, steps=16, hooks=hooks) is pays

@@ -10,21 +10,21 @@ from typing import Any, NamedTuple
 
 import torch
 
-from everystep.capture.census import LiveCensus
+from everystep.capture.census import LiveCensus, kind_of_gradient
 from everystep.capture.copier import Copier
-from everystep.capture.early import EarlyTap, Guard
+from everystep.capture.early import EarlyTap, Guard, hooked_members
 from everystep.capture.groups import GroupValues
 from everystep.capture.lifetime import GradientLifetime
 from everystep.capture.outbox import LetGo, Outbox
 from everystep.capture.states import StateSender
 from everystep.core.census import ALIGN_BYTES, Mode, gradient_layout
 from everystep.core.events import AMP_BYTES, Call, pack_presence
-from everystep.core.pace import costs_too_much
+from everystep.core.pace import costs_too_much, early_pays
 from everystep.replay.optimizers import rewrites_gradients
 
 _EARLY_LOOK_EVERY = 16
 _EARLY_SLACK_BYTES = 1 << 10  # param groups may say more at the step than they did at the last one
-_grad, _kind = attrgetter("grad"), attrgetter("layout", "dtype", "shape")
+_grad = attrgetter("grad")
 
 
 class _Presence(NamedTuple):
@@ -92,7 +92,7 @@ class CallLog:
         there = list(compress(gradients, presence.present))
         if not self.lifetime.look(index, there):
             self._base_everything()  # the last record may hold what was written into them since
-        if list(map(_kind, there)) != presence.kinds:
+        if list(map(kind_of_gradient, there)) != presence.kinds:
             self._states.unlogged.update(atoms)
         gone = self._early[index].take(gradients) if index in self._early else set()
         self._states.changes(atoms, [index], stays=False)
@@ -149,9 +149,16 @@ class CallLog:
         if step % _EARLY_LOOK_EVERY == 0 and self._copier.sides and not self._states.atoms_left:
             self._consider_early_tap()
 
-    def remove(self) -> None:
+    def rest(self) -> None:
+        """Nothing is recorded from here on."""
+        self.discard()
         for early in self._early.values():
-            early.remove()
+            early.unhook()
+
+    def go_on(self) -> None:
+        """Recording begins again."""
+        for early in self._early.values():
+            early.hook()
 
     def groups(self, index: int) -> bytes:
         """Every value of the param groups, encoded."""
@@ -188,18 +195,21 @@ class CallLog:
 
     def _consider_early_tap(self) -> None:
         """Gradients should leave earlier if the compute stream keeps waiting for them."""
-        stall = self._copier.stall_seconds
+        stall = self._copier.stall_seconds - self._stall_before
+        self._stall_before += stall
         too_much = costs_too_much(
-            stall - self._stall_before,
+            stall,
             steps=_EARLY_LOOK_EVERY,
             window_seconds=self._copier.window_seconds,
             budget_percent=self._budget_percent,
         )
-        self._stall_before = stall
         for index, spec in enumerate(self._live.census.optimizers) if too_much else ():
+            if index in self._early or spec.mode is Mode.STATE:
+                continue
             devices = {parameter.device for parameter in self._parameters[index]}
             eligible = len(devices) == 1 and devices <= self._copier.sides.keys()
-            if eligible and index not in self._early and spec.mode is not Mode.STATE:
+            hooks = len(hooked_members(self._parameters[index]))
+            if eligible and early_pays(stall, steps=_EARLY_LOOK_EVERY, hooks=hooks):
                 self._early[index] = EarlyTap(
                     index,
                     self._parameters[index],

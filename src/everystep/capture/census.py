@@ -19,7 +19,8 @@ from everystep.replay.tensors import dtype_name
 
 Models = torch.nn.Module | Mapping[str, torch.nn.Module]
 Optimizers = torch.optim.Optimizer | Mapping[str, torch.optim.Optimizer]
-_kind = attrgetter("dtype", "shape")
+kind = attrgetter("dtype", "shape")
+kind_of_gradient = attrgetter("layout", "dtype", "shape")  # (strided, *kind) if it can be logged
 
 
 @dataclass
@@ -34,7 +35,7 @@ class LiveCensus:
     powers: dict[float, bytes] = field(default_factory=dict)  # what fused twins need of the device
 
     def __post_init__(self) -> None:
-        self.kinds = list(map(_kind, self.tensors))
+        self.kinds = list(map(kind, self.tensors))
         self._group_sizes = [[*map(len, spec.groups)] for spec in self.census.optimizers]
 
     @property
@@ -62,7 +63,7 @@ class LiveCensus:
 
     def has_grown(self) -> bool:
         """True once `add_param_group`, or a tensor of another shape or type, made the census untrue."""
-        return self.groups_have_grown() or list(map(_kind, self.tensors)) != self.kinds
+        return self.groups_have_grown() or list(map(kind, self.tensors)) != self.kinds
 
     def state_of(self, optimizer: int, atom: int) -> dict[str, Any]:
         """An optimizer's live state of one atom; empty while there is none."""

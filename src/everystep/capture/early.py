@@ -2,8 +2,8 @@
 
 For jobs whose copies do not fit between the step and the end of the next forward. It is sound only if
 nothing touches gradients after backward, which is learned first and watched ever after: by identity and
-version at every step, and by digests, of all gradients while learning and of one in turn later. Clipping
-or a GradScaler make it refuse by itself.
+version at every step, and by digests, of all gradients while learning and of one now and then later.
+Clipping or a GradScaler make it refuse by itself.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ from typing import Any
 
 import torch
 
+from everystep.capture.census import kind, kind_of_gradient
 from everystep.capture.copier import Copier
 from everystep.core.census import PACKED_BYTES_MAX, GradientLayout
+from everystep.core.pace import worth_a_hook
 
 _SURE_AFTER_STEPS = 3
 _LEARNING_STEPS_MAX = 16
 _PART_BYTES = 32 << 20
+_DIGEST_EVERY = 4  # a digest takes as long as ten hooks
 
 Guard = Callable[[Callable[..., Any]], Callable[..., Any]]
 Place = Callable[[], int | None]  # room in the ring for this call's gradients, if there is any
@@ -49,13 +52,11 @@ class EarlyTap:
         self._layout = layout
         self._copier = copier
         self._place = place
-        self._large = [
-            i for i, p in enumerate(parameters) if p.requires_grad and p.nbytes > PACKED_BYTES_MAX
-        ]
-        self._handles = [
-            parameters[i].register_post_accumulate_grad_hook(partial(guard(self._accumulated), i))
-            for i in self._large
-        ]
+        self._guard = guard
+        self._large = hooked_members(parameters)
+        self._kinds = {i: (torch.strided, *kind(parameters[i])) for i in self._large}
+        self._sizes = {i: parameters[i].nbytes for i in self._large}
+        self._handles: list[Any] = []
         self.trust = Trust.LEARNING
         self.address: int | None = None  # where this step's gradients are going
         self._good_steps = 0
@@ -65,20 +66,37 @@ class EarlyTap:
         self._digests: dict[int, torch.Tensor] = {}
         self._verdicts: list[tuple[torch.Tensor, Any, Any]] = []
         self._ready: list[int] = []
+        self._ready_bytes = 0
         self._copied: set[int] = set()
         self._turn = 0
+        self._in_turn = -1  # whose digest is taken at this step
+        self.hook()
 
-    def remove(self) -> None:
+    def hook(self) -> None:
+        """Look at gradients from here on."""
+        if self._handles or self.trust is Trust.REFUSED:
+            return
+        accumulated = self._guard(self._accumulated)
+        self._handles = [
+            self._parameters[i].register_post_accumulate_grad_hook(partial(accumulated, i))
+            for i in self._large
+        ]
+
+    def unhook(self) -> None:
+        """Nothing is recorded from here on: cost nothing."""
+        self._remove_hooks()
+        self.forget_step()
+
+    def _remove_hooks(self) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles = []
-        self.forget_step()
 
     # ------------------------------------------------------------------ during backward
 
     def _accumulated(self, member: int, parameter: torch.Tensor) -> None:
         gradient = parameter.grad
-        if gradient is None or gradient.layout is not torch.strided:
+        if gradient is None or kind_of_gradient(gradient) != self._kinds[member]:
             return
         self._times[member] = self._times.get(member, 0) + 1
         if self._times[member] < self._usual.get(member, 1):
@@ -88,7 +106,8 @@ class EarlyTap:
             self._digests[member] = _digest(gradient)
         if self.trust is Trust.ARMED:
             self._ready.append(member)
-            if sum(self._parameters[i].nbytes for i in self._ready) >= _PART_BYTES:
+            self._ready_bytes += self._sizes[member]
+            if self._ready_bytes >= _PART_BYTES:
                 self._send()
 
     def _send(self) -> None:
@@ -98,7 +117,7 @@ class EarlyTap:
             gradients = {i: self._seen[i][0] for i in self._ready}
             self._copier.gradients.send_some(self.address, self._optimizer, self._layout, gradients)
             self._copied.update(self._ready)
-        self._ready = []
+        self._ready, self._ready_bytes = [], 0
 
     # ------------------------------------------------------------------ at the step
 
@@ -144,24 +163,26 @@ class EarlyTap:
             self.refuse()
         self._usual = self._times
         self._turn += 1
+        turn, due = divmod(self._turn, _DIGEST_EVERY)
+        self._in_turn = self._large[turn % len(self._large)] if self._large and not due else -1
         self.forget_step()
         return sound or not was_armed
 
     def refuse(self) -> None:
         """Gradients are touched after backward: the tap at the step serves this job."""
         self.trust = Trust.REFUSED
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
-
-    @property
-    def _in_turn(self) -> int:
-        return self._large[self._turn % len(self._large)] if self._large else -1
+        self._remove_hooks()
 
     def forget_step(self) -> None:
         """Nothing of a step's gradients is kept alive behind it."""
         self._times, self._seen, self._digests = {}, {}, {}
-        self._ready, self._copied, self.address = [], set(), None
+        self._ready, self._ready_bytes, self._copied, self.address = [], 0, set(), None
+
+
+def hooked_members(parameters: Sequence[torch.Tensor]) -> list[int]:
+    """Whose gradients leave early: large ones that together are most of all bytes."""
+    large = [i for i, p in enumerate(parameters) if p.requires_grad and p.nbytes > PACKED_BYTES_MAX]
+    return [large[i] for i in worth_a_hook([parameters[i].nbytes for i in large])]
 
 
 def _digest(gradient: torch.Tensor) -> torch.Tensor:

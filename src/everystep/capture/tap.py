@@ -121,7 +121,7 @@ class Tap:
         for handle in (*self._handles, *self._pre_handles):
             handle.remove()
         self._handles, self._pre_handles = [], []
-        self.log.remove()
+        self.log.rest()
         self.land()
         self.copier.close()
 
@@ -215,7 +215,8 @@ class Tap:
         self.log.turn(step)
         self.opened = True
         self.calls = 0
-        self.outgrown |= self.live.follow() or self.live.has_grown()
+        grown = self.live.groups_have_grown if self._letting_go else self.live.has_grown
+        self.outgrown |= self.live.follow() or grown()
         if self.outgrown:
             return
         if self._letting_go:
@@ -283,7 +284,7 @@ class Tap:
     def let_go(self, *, told: bool = False) -> None:
         """Stop recording; the shadow, once told, writes what it has and asks for a new base."""
         self._letting_go = True
-        self.log.discard()
+        self.log.rest()
         self.states.forget()
         self.copier.state.forget_pieces()
         already = told and self.outbox.ticket is None  # nothing of a broken record is still open
@@ -303,14 +304,14 @@ class Tap:
         self.dropped += not self._rest.periodic
         self.step = step
         self._begin(step + 1)
-        for atom in range(len(self.versions)):
-            self.versions[atom] = step
+        self.versions[:] = [step] * len(self.versions)
         if self._resting and self._rest.is_over(step):
             self._resting = False
         if not self._gap_told:
             self._gap_told = self.outbox.abandon()
         elif not self._resting and self._ring.requested_atoms() is None:
             self._letting_go = False
+            self.log.go_on()
             self._last_state = b""
             self._last_groups = [b""] * len(self._last_groups)
             self._watch.mark_all()

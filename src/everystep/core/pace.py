@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 _TRAINER_CORES = 4  # of a GPU: its Python thread, autograd, a loader
+from collections.abc import Sequence
+
 FIRST_SLICE_BYTES = 64 << 20
 _SLICE_BYTES_MIN = 4 << 20
 _SHARE = 0.8  # of what the link can take besides gradients; measured rates are never quite steady
+_EARLY_SHARE = (
+    0.9  # of the bytes: the many small parameters behind the large ones are not worth a hook
+)
+_HOOK_SECONDS = 15e-6  # of the training thread, for one hook at one step; measured, rounded up
 
 
 def next_slice_bytes(
@@ -35,6 +41,22 @@ def costs_too_much(
 ) -> bool:
     """Whether waiting for copies took more of these steps than the budget allows."""
     return stall_seconds > steps * window_seconds * budget_percent / 100 > 0
+
+
+def worth_a_hook(sizes: Sequence[int]) -> list[int]:
+    """The fewest of these parameters that carry most of their bytes, in their order."""
+    wanted, chosen = _EARLY_SHARE * sum(sizes), []
+    for place in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+        if wanted <= 0:
+            break
+        chosen.append(place)
+        wanted -= sizes[place]
+    return sorted(chosen)
+
+
+def early_pays(stall_seconds: float, *, steps: int, hooks: int) -> bool:
+    """Whether waiting for copies took longer than sending them during backward would."""
+    return stall_seconds > steps * hooks * _HOOK_SECONDS > 0
 
 
 def steps_left(bytes_left: int, slice_bytes: int) -> int:

@@ -102,7 +102,7 @@ class Recorder:
             live.census,
             live.powers,
             self._options,
-            replay_threads=replay_threads(len(os.sched_getaffinity(0)), on_gpu=live.on_gpu),
+            replay_threads=replay_threads(len(os.sched_getaffinity(0))),
             step=self.step,
             document_bytes=self._document_bytes,
             continues=self.point,

@@ -169,8 +169,8 @@ def test_few_parameters_carry_most_bytes(sizes: list[int], chosen: list[int]) ->
     ("stall_seconds", "hooks", "pays"),
     [
         (0.0, 50, False),
-        (0.010, 50, False),  # 16 steps of 50 hooks take 12 ms
-        (0.020, 50, True),
+        (0.040, 50, False),  # 16 steps of 50 hooks take 48 ms
+        (0.060, 50, True),
         (0.010, 1, True),
         (1.0, 0, False),  # nothing is large enough to leave early
     ],

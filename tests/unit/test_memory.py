@@ -11,14 +11,15 @@ from everystep.lane import memory
 
 @pytest.mark.parametrize("cores", [1, 8])
 @pytest.mark.parametrize("size", [0, 1, 4095, 3 * 4096 + 5])
-def test_duplicate(size: int, cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies(size: int, cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
     monkeypatch.setattr(memory, "_PIECE_BYTES", 1000)
     sources = [
         memoryview(bytearray(os.urandom(size))),
         memoryview(bytearray(os.urandom(size // 3))),
     ]
-    copies = memory.duplicate(sources)
+    copies = memory.room_for(sources)
+    memory.copy(copies, sources)
     assert copies == sources
     if size:
         copies[0][0] ^= 1

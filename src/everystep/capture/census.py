@@ -38,10 +38,6 @@ class LiveCensus:
         self.kinds = list(map(kind, self.tensors))
         self._group_sizes = [[*map(len, spec.groups)] for spec in self.census.optimizers]
 
-    @property
-    def on_gpu(self) -> bool:
-        return any(tensor.device.type != "cpu" for tensor in self.tensors)
-
     def follow(self) -> bool:
         """Look where `module.name = tensor` put new tensors; True if the census is no longer true."""
         for atom, (module, name) in self.homes.items():

@@ -11,7 +11,9 @@ from everystep.errors import NotEnoughMemory
 RING_HEADER_BYTES = 4096
 SLOT_HEADER_BYTES = 128
 _PAGE_BYTES = 4096
-_SLOTS_MIN, _SLOTS_DEFAULT, _SLOTS_MAX = 2, 8, 128
+_SLOTS_MIN, _SLOTS_MAX = 2, 128
+_SLOTS_WANTED, _SLOTS_FEW = 16, 3  # sixteen let one pass over the state redo eight records
+_RING_BYTES_MAX = 16 << 30  # a GPU spends 2 MiB of page tables on each GiB that it writes to
 _SMALL_RING_BYTES = 64 << 20  # up to here more slots are cheap, and they absorb bursts
 _BASE_SLICE_BYTES = 16 << 20  # a base should not crawl through slots made for a tiny adapter
 
@@ -37,7 +39,9 @@ def ring_geometry(census: Census, document_bytes: int, available_bytes: int) -> 
     payload = max([*calls, min(state_bytes, _BASE_SLICE_BYTES)])
     room_for_documents = 2 * document_bytes + 64 * len(census.atoms) + (64 << 10)
     slot = align(SLOT_HEADER_BYTES + payload + room_for_documents, _PAGE_BYTES)
-    wanted = min(_SLOTS_MAX, max(_SLOTS_DEFAULT, _SMALL_RING_BYTES // slot))
+    most = min(_RING_BYTES_MAX, max(available_bytes, 0) // 4)
+    wanted = min(_SLOTS_MAX, max(_SLOTS_WANTED, _SMALL_RING_BYTES // slot))
+    wanted = min(wanted, max(_SLOTS_FEW, most // slot))
     affordable = (available_bytes - RING_HEADER_BYTES) // slot
     if affordable < _SLOTS_MIN:
         raise NotEnoughMemory(

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-_TRAINER_CORES = 4  # of a GPU: its Python thread, autograd, a loader
 from collections.abc import Sequence
 
 FIRST_SLICE_BYTES = 64 << 20
 _SLICE_BYTES_MIN = 4 << 20
 _SHARE = 0.8  # of what the link can take besides gradients; measured rates are never quite steady
-_EARLY_SHARE = (
-    0.9  # of the bytes: the many small parameters behind the large ones are not worth a hook
-)
-_HOOK_SECONDS = 15e-6  # of the training thread, for one hook at one step; measured, rounded up
+_EARLY_SHARE = 0.9  # of the bytes: the many small parameters are not worth a hook each
+_HOOK_SECONDS = 60e-6  # of the training thread, for one hook at one step, as measured on a GPU
 
 
 def next_slice_bytes(
@@ -64,6 +61,6 @@ def steps_left(bytes_left: int, slice_bytes: int) -> int:
     return -(-bytes_left // max(slice_bytes, 1))
 
 
-def replay_threads(cores: int, *, on_gpu: bool) -> int:
-    """Threads that redo steps: a trainer on a GPU needs few cores, one on the CPU needs its half."""
-    return max(1, cores // 2, cores - _TRAINER_CORES if on_gpu else 0)
+def replay_threads(cores: int) -> int:
+    """Threads that redo steps; the other half of the cores is the trainer's."""
+    return max(1, cores // 2)

@@ -30,15 +30,14 @@ def copy(targets: Sequence[memoryview], sources: Sequence[memoryview]) -> None:
             pass
 
 
-def duplicate(sources: Sequence[memoryview]) -> list[memoryview]:
-    """Copies of all of them, one behind the other in memory of their own."""
+def room_for(sources: Sequence[memoryview]) -> list[memoryview]:
+    """Memory for a copy of each, one behind the other; it becomes real when it is written."""
     memory = _fresh(sum(len(source) for source in sources))
-    copies, at = [], 0
+    rooms, at = [], 0
     for source in sources:
-        copies.append(memory[at : at + len(source)])
+        rooms.append(memory[at : at + len(source)])
         at += len(source)
-    copy(copies, sources)
-    return copies
+    return rooms
 
 
 def _fresh(size: int) -> memoryview:

@@ -9,7 +9,15 @@ from pathlib import Path
 
 import numpy as np
 
-TARGET = np.dtype([("value", np.uint64), ("slots", np.uint64, 3), ("count", np.int64)], align=True)
+TARGET = np.dtype(
+    [
+        ("value", np.uint64),
+        ("slots", np.uint64, 3),
+        ("copies", np.uint64, 4),
+        ("count", np.int64),
+    ],
+    align=True,
+)
 STEP = np.dtype(
     [("gradient", np.uint64), ("number", np.float64, 10), ("flags", np.uint32)], align=True
 )

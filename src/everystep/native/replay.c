@@ -21,6 +21,7 @@ enum { MAXIMIZE = 1, L2 = 2, DECOUPLED = 4, AMSGRAD = 8, FIRST = 16, NESTEROV = 
 
 typedef struct {
     void *value, *slots[3];
+    void *copies[4]; /* where value and slots go before they change; NULL: nowhere */
     int64_t count;
 } Target;
 
@@ -124,11 +125,20 @@ static void block_bfloat16(const Kit *kit, const Twin *twin, const Target *targe
         if (slots[s]) kit->narrow((uint16_t *)target->slots[s] + at, slots[s], count);
 }
 
+/* The state as it was before this pass, for whoever writes it away: while it is in the cache anyway. */
+static void keep(const Target *target, int64_t at, int64_t count, size_t size) {
+    const void *sources[4] = {target->value, target->slots[0], target->slots[1], target->slots[2]};
+    for (int i = 0; i < 4; i++)
+        if (target->copies[i])
+            memcpy((char *)target->copies[i] + at * size, (const char *)sources[i] + at * size, count * size);
+}
+
 static void task(const Kit *kit, const Twin *twin, const Target *target, int64_t at, const Step *steps, int64_t k) {
     _Alignas(64) float scratch[5 * BLOCK];
     int64_t end = at + TASK < target->count ? at + TASK : target->count;
     for (; at < end; at += BLOCK) {
         int64_t count = end - at < BLOCK ? end - at : BLOCK;
+        keep(target, at, count, twin->dtype == FLOAT32 ? 4 : 2);
         if (twin->dtype == FLOAT32) block_float32(kit, twin, target, at, count, steps, k, scratch);
         else block_bfloat16(kit, twin, target, at, count, steps, k, scratch);
     }

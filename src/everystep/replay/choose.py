@@ -48,9 +48,9 @@ def _unfit(optimizer: torch.optim.Optimizer, path: str) -> str:
         return "the twins were not compiled"
     if rule_of(path) is None:
         return f"there is no twin of {path}"
-    if len({p.device for p in parameters}) != 1 or not all(
-        p.is_floating_point() for p in parameters
-    ):
+    if len({p.device for p in parameters}) != 1 or parameters[0].device.type not in ("cpu", "cuda"):
+        return "parameters of several devices, or of one that was never looked at"
+    if not all(p.is_floating_point() for p in parameters):
         return "parameters of several devices or kinds"
     if not all(is_ordinary(group) for group in optimizer.param_groups):
         return "capturable, differentiable or with tensors for betas"

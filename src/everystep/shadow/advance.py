@@ -20,6 +20,8 @@ Calls = Sequence[tuple[Call, memoryview]]
 class Advance:
     """Optimizers of mode REPLAY, rebuilt on parameters that lie in the replica's memory."""
 
+    copies = False
+
     def __init__(self, census: Census, replica: Replica) -> None:
         self._census = census
         self._replica = replica
@@ -28,7 +30,7 @@ class Advance:
         self._bound: dict[tuple[int, str], torch.Tensor] = {}
         self._rebind: set[int] = set()
 
-    def calls(self, calls: Calls) -> list[list[int]]:
+    def calls(self, calls: Calls, base: object = None) -> list[list[int]]:
         """Apply calls in their order; returns the atoms that each of them moved."""
         return [self._call(call, payload) for call, payload in calls]
 

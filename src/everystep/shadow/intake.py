@@ -17,6 +17,7 @@ from everystep.format.base import SessionValues
 from everystep.format.entry import frame_entry
 from everystep.format.slot import FLAG_GAP, pack_events
 from everystep.lane.ring import Entry, RingReader
+from everystep.shadow.copies import BaseCopy
 from everystep.shadow.replica import Replica
 
 log = logging.getLogger(__name__)
@@ -29,7 +30,11 @@ _PATIENCE_SECONDS = 0.5
 class Advance(Protocol):
     """Moves the atoms of one optimizer."""
 
-    def calls(self, calls: Sequence[tuple[Call, memoryview]]) -> list[list[int]]:
+    copies: bool  # whether a pass can fill a base on its way
+
+    def calls(
+        self, calls: Sequence[tuple[Call, memoryview]], base: BaseCopy | None = None
+    ) -> list[list[int]]:
         """Apply calls in their order; returns the atoms that each of them moved."""
 
     def slots_changed(self, atom: int) -> None:
@@ -87,9 +92,17 @@ class Intake:
     def record_waits(self) -> bool:
         return bool(self._records)
 
-    def take(self, *, may_apply: bool, patient: bool = False) -> bool:
-        """Read what there is, then redo a record, or as many as one pass takes; False if there is nothing to
-        do now. A record in the ring is safe: who is `patient` lets a pass's worth of them come together."""
+    @property
+    def passes_can_copy(self) -> bool:
+        """Whether the next pass over the state may copy it on its way."""
+        advance = self.advances.get(0)
+        return advance is not None and advance.copies and len(self.census.optimizers) == 1
+
+    def take(self, *, may_apply: bool, patient: bool = False, base: BaseCopy | None = None) -> bool:
+        """Read what there is, then redo a record, or as many as one pass takes; False if there is nothing
+        to do now. A record in the ring is safe: who is `patient` lets a pass's worth of them come together.
+        `base` is filled by the pass, with the state before it; a record that no pass can redo waits until
+        somebody else has filled it."""
         moved = False
         while not self.gap and (entry := self.ring.read()) is not None:
             moved = True
@@ -97,9 +110,12 @@ class Intake:
         self._spill_if_crowded()
         if self._records and may_apply and self._can_redo(self._records[0]):
             run = self._plain_run()
+            if base is not None and not run:
+                base.wanted_since = 0.0
+                return moved
             if not (patient and self._more_will_come(run)):
                 began = time.monotonic()
-                self._apply_run(run) if run > 1 else self._apply(self._records.popleft())
+                self._apply_run(run, base) if run else self._apply(self._records.popleft())
                 self.replay_seconds += time.monotonic() - began
                 self.passes += 1
                 return True
@@ -125,11 +141,11 @@ class Intake:
         waited = time.monotonic() - self._waiting_since
         return 0 < run == len(self._records) < wanted and waited < _PATIENCE_SECONDS
 
-    def _apply_run(self, run: int) -> None:
+    def _apply_run(self, run: int, base: BaseCopy | None) -> None:
         """Redo several plain records in one pass over the state."""
         records = [self._records.popleft() for _ in range(run)]
         calls = [(_only_call(r), held.entry.payload) for r in records for held in r if _calls(held)]
-        moved = self.advances[0].calls([(call, payload) for call, payload in calls if call])
+        moved = self.advances[0].calls([(c, payload) for c, payload in calls if c], base)
         for record, atoms in zip(records, moved, strict=True):
             seal = _seal(record)
             self._check_order(seal)

@@ -7,6 +7,7 @@ import time
 from everystep.core.cadence import base_is_due
 from everystep.lane.host import read_facts
 from everystep.options import Options
+from everystep.shadow.copies import BaseCopy
 from everystep.shadow.intake import Intake
 from everystep.shadow.persist import Persister
 from everystep.store.bases import Snapshot, SnapshotTensor
@@ -19,6 +20,8 @@ class Keeper:
         self._persister = persister
         self._writes_in_place = False
         self._parted_at: int | None = None
+        self.wanted: BaseCopy | None = None  # the next pass over the state should fill it
+        self._aside: BaseCopy | None = None  # being filled beside the main thread
 
     @property
     def has_news(self) -> bool:
@@ -27,10 +30,18 @@ class Keeper:
         return self._intake.whole and (durable is None or self._intake.step > durable.step)
 
     @property
+    def has_begun(self) -> bool:
+        """A base of this run is in the store, or on its way there without holding anything up."""
+        persister = self._persister
+        state = persister.state
+        begun = state.durable is not None or bool(state.problem)
+        return begun or (persister.busy and not self.holds_still)
+
+    @property
     def holds_still(self) -> bool:
         """The writer reads the replica itself: nothing may change until it is done."""
-        persister = self._persister
-        return persister.copying or (self._writes_in_place and persister.busy)
+        filling = self._aside is not None and not self._aside.filled
+        return self._persister.busy and (filling or self._writes_in_place)
 
     def part(self) -> bool:
         """The replica is about to be given up: have it written; True once its memory may change."""
@@ -47,6 +58,18 @@ class Keeper:
             self._start(copy=self._can_afford_copy())
         return False
 
+    def look_after_copy(self) -> None:
+        """Write the copy that a pass has filled, or have it made aside if none came."""
+        wanted = self.wanted
+        if wanted is None or self._persister.busy:
+            return
+        if wanted.filled:
+            self.wanted, self._writes_in_place = None, False
+            self._persister.start(wanted.snapshot)
+        elif wanted.overdue:
+            self.wanted, self._aside, self._writes_in_place = None, wanted, False
+            self._persister.start(wanted.snapshot, before=wanted.aside)
+
     def write_now(self) -> None:
         """Make the newest state durable before anything else happens."""
         if self.has_news:
@@ -55,6 +78,8 @@ class Keeper:
     def persist_if_due(self, *, asked: bool, last_words: bool, moving: bool) -> None:
         """Start a write if one is due. While records still move the replica, a copy is written."""
         state = self._persister.state
+        if self.wanted is not None and moving and not asked:
+            return  # it is under way
         if not (self._persister.may_try or (asked and self._persister.idle)):
             return
         if not state.epoch:
@@ -70,11 +95,19 @@ class Keeper:
             return  # the repair is under way: do not write what is known to be wrong
         failed = bool(state.problem)  # what failed is tried until it is done
         if self.has_news and (asked or last_words or due or failed):
-            self._start(copy=moving and self._can_afford_copy())
+            self.wanted = None
+            if moving and not asked and self._intake.passes_can_copy and self._can_afford_copy():
+                self.wanted = BaseCopy(self._snapshot(), self._persister)
+            else:
+                self._start(copy=moving and self._can_afford_copy())
 
     def _start(self, *, copy: bool) -> None:
-        self._writes_in_place = not copy
-        self._persister.start(self._snapshot(), copy=copy)
+        self._writes_in_place, self._aside = not copy, None
+        if not copy:
+            self._persister.start(self._snapshot())
+            return
+        self._aside = BaseCopy(self._snapshot(), self._persister)
+        self._persister.start(self._aside.snapshot, before=self._aside.aside)
 
     def _changed(self, atom: int) -> bool:
         replica = self._intake.replica

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -13,7 +14,6 @@ from everystep.core.cadence import retry_seconds
 from everystep.core.census import Census
 from everystep.errors import EverystepError, Fenced
 from everystep.format.base import BaseEntry, BaseIndex, Point
-from everystep.lane.memory import duplicate
 from everystep.store.bases import Snapshot, SnapshotTensor
 from everystep.store.epoch import EpochWriter
 from everystep.store.runs import read_lineage
@@ -44,7 +44,6 @@ class Persister:
         self._keep_last = keep_last
         self._writer: EpochWriter | None = None
         self._thread: threading.Thread | None = None
-        self.copying = False
         self.started = time.monotonic()
         self._versions_of: BaseIndex | None = None
         self._versions: dict[int, int] = {}
@@ -67,27 +66,20 @@ class Persister:
         """Take an epoch if the store lets us; called again before every write until it does."""
         self._guarded(self._claim)
 
-    def start(self, snapshot: Snapshot, *, copy: bool) -> None:
-        """Write beside the main thread. While `copying`, nobody may change the snapshot's bytes; behind
-        that everybody may, or, without a copy, only when the write is done."""
-        self.copying = copy
-        work = self._copy_and_write if copy else self._write
-        self._thread = threading.Thread(target=self._guarded, args=(work, snapshot), daemon=True)
+    def start(self, snapshot: Snapshot, before: Callable[[], None] | None = None) -> None:
+        """Write beside the main thread, once `before` has made the snapshot what it should be. Nobody may
+        change its bytes until that is done."""
+        self._thread = threading.Thread(
+            target=self._guarded, args=(self._prepare_and_write, snapshot, before), daemon=True
+        )
         self._thread.start()
 
-    def _copy_and_write(self, snapshot: Snapshot) -> None:
-        began = time.monotonic()
-        try:
-            changed = [t for t in snapshot.tensors if self._is_new(t, snapshot.census)]
-            copies = dict(zip(map(id, changed), duplicate([t.data for t in changed]), strict=True))
-        finally:
-            self.copying = False
-        size, seconds = sum(len(t.data) for t in changed), time.monotonic() - began
-        log.info("base_copied step=%d bytes=%d seconds=%.3f", snapshot.step, size, seconds)
-        tensors = [t._replace(data=copies.get(id(t), t.data)) for t in snapshot.tensors]
-        self._write(snapshot._replace(tensors=tensors))
+    def _prepare_and_write(self, snapshot: Snapshot, before: Callable[[], None] | None) -> None:
+        if before is not None:
+            before()
+        self._write(snapshot)
 
-    def _is_new(self, tensor: SnapshotTensor, census: Census) -> bool:
+    def is_new(self, tensor: SnapshotTensor, census: Census) -> bool:
         """Bytes that the store already has are not written, so they need no copy."""
         return self.version_of(tensor.atom, census) != tensor.version
 

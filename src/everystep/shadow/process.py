@@ -177,11 +177,13 @@ class Shadow:
             self._say_warm_once_caught_up()
 
     def _say_warm_once_caught_up(self) -> None:
-        """Until what piled up while torch loaded is taken in, a full ring does not mean that we lag."""
+        """Until what piled up at the start is taken in and the first base is copied, a full ring does not
+        mean that we lag."""
         self._ready_since = self._ready_since or time.monotonic()
         ring = self.intake.ring
         patient = time.monotonic() - self._ready_since < _CATCH_UP_SECONDS
-        if 2 * ring.waiting <= ring.geometry.slots or not patient:
+        caught_up = 2 * ring.waiting <= ring.geometry.slots and self.keeper.has_begun
+        if caught_up or not patient:
             ring.say_warm()
 
     def _look_for_predecessor(self) -> None:
@@ -241,12 +243,17 @@ class Shadow:
             if self.persister.busy:
                 return False  # it may be reading what would be overwritten
             self.intake.forget()
+            self.keeper.wanted = None
             self._distrusted = False
         may_apply = self._alone_or_own_memory and not self.keeper.holds_still and not self._yielded
         moved = False
         patient = self._trainer_alive and not self._waiters and not self._terminated
         for _ in range(_BATCH):
-            if not self.intake.take(may_apply=may_apply, patient=patient and not self.intake.gap):
+            self.keeper.look_after_copy()
+            base = self.keeper.wanted
+            may_apply = may_apply and not self.keeper.holds_still
+            waits = patient and base is None and not self.intake.gap
+            if not self.intake.take(may_apply=may_apply, patient=waits, base=base):
                 break
             moved = True
         if self.intake.gap and not self.intake.record_waits and self.keeper.part():

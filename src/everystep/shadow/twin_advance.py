@@ -11,10 +11,11 @@ import numpy as np
 from everystep.core.census import Census, gradient_layout
 from everystep.core.events import Call, unpack_presence
 from everystep.format import values
-from everystep.lane.memory import address_of
+from everystep.lane.memory import address_of, copy
 from everystep.native import TARGET
 from everystep.replay.passes import Rows, Step, run_pass
 from everystep.replay.twins import SLOTS, TWINS, Powers, slots_of
+from everystep.shadow.copies import BaseCopy
 from everystep.shadow.opening import Opening
 from everystep.shadow.replica import Replica
 
@@ -29,6 +30,8 @@ Calls = Sequence[tuple[Call, memoryview]]
 
 class TwinAdvance:
     """One optimizer of mode REPLAY whose every dtype has a twin."""
+
+    copies = True
 
     def __init__(
         self, census: Census, optimizer: int, replica: Replica, powers: Powers, threads: int
@@ -47,15 +50,19 @@ class TwinAdvance:
             [np.full(len(group), number) for number, group in enumerate(spec.groups)]
         )
 
-    def calls(self, calls: Calls) -> list[list[int]]:
+    def calls(self, calls: Calls, base: BaseCopy | None = None) -> list[list[int]]:
         """Apply calls in their order; returns the atoms that each of them moved."""
         steps = [self._step(call, payload) for call, payload in calls]
+        if base is not None:
+            self._keep_the_rest(base)
         self._make_slots(steps)
         for dtype, places in self._places.items():
-            rows = self._rows(places)
+            rows = self._rows(places, base)
             own = [step._replace(gradients=step.gradients[places]) for step in steps]
             run_pass(TWINS[self._spec.twins[dtype]], rows, own, self._powers, self._threads)
             self._keep_times(places, rows)
+        if base is not None:
+            base.filled = True
         atoms = np.array(self._spec.atoms)
         return [atoms[step.gradients != 0].tolist() for step in steps]
 
@@ -92,7 +99,14 @@ class TwinAdvance:
         }
         self._replica.reserve(wanted)
 
-    def _rows(self, places: np.ndarray) -> Rows:
+    def _keep_the_rest(self, base: BaseCopy) -> None:
+        """Copy what the pass will not come by: buffers, frozen parameters, step counters."""
+        own = {(a, self._slot(name)) for a in self._spec.atoms for name in SLOTS[self._rule]}
+        own |= {(a, "") for a in self._spec.atoms}
+        rest = [key for key in base.targets if key not in own]
+        copy([base.targets[key] for key in rest], [base.sources[key] for key in rest])
+
+    def _rows(self, places: np.ndarray, base: BaseCopy | None) -> Rows:
         targets = np.zeros(len(places), TARGET)
         times = np.zeros(len(places), np.int64)
         for row, place in enumerate(places):
@@ -103,11 +117,13 @@ class TwinAdvance:
             target["count"] = len(value) // (
                 4 if self._census.atoms[atom].dtype == "float32" else 2
             )
-            for number, name in enumerate(SLOTS[self._rule]):
-                if (atom, self._slot(name)) in self._replica.places and len(value):
-                    target["slots"][number] = address_of(
-                        self._replica.view((atom, self._slot(name)))
-                    )
+            slots = [self._slot(name) for name in SLOTS[self._rule]]
+            for number, slot in enumerate(slots):
+                if (atom, slot) in self._replica.places and len(value):
+                    target["slots"][number] = address_of(self._replica.view((atom, slot)))
+            for number, slot in enumerate(["", *slots]):
+                if base is not None and len(base.targets.get((atom, slot), b"")):
+                    target["copies"][number] = address_of(base.targets[atom, slot])
             times[row] = self._time(atom)
         fresh = np.array([self._spec.atoms[p] in self._fresh for p in places], bool)
         return Rows(targets, self._group_of[places], times, fresh)

@@ -63,6 +63,13 @@ def _gpu() -> dict[str, Any]:
         memory.close()
 
 
+def upload_rate() -> float:
+    """From page-locked memory to the device, in large pieces."""
+    source = torch.empty(256 << 20, dtype=torch.uint8, pin_memory=True)
+    target = torch.empty_like(source, device="cuda")
+    return _rate(lambda: target.copy_(source, non_blocking=True), source.nbytes, sync=True)
+
+
 def disk(folder: Path | None, size: int) -> dict[str, Any]:
     """Direct writes of several sizes, the sync included."""
     parent = str(folder) if folder else None

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from everystep.bench.clock import Clock
 from everystep.bench.gpt import Training
 from everystep.bench.methods import METHODS, Method, installed
 from everystep.errors import EverystepError, UsageError
@@ -102,7 +103,7 @@ def _measured(name: str, method: Method, training: Training, settings: Settings)
     if cuda:
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
-    clock, driver = _Clock(cuda), 0
+    clock, driver = Clock(cuda), 0
     cpu, began = _cpu_seconds(), time.monotonic()
     for _ in range(settings.steps):
         training.step()
@@ -133,30 +134,6 @@ def _warm_up(method: Method, training: Training) -> int:
         if time.monotonic() > deadline:
             break
     return step
-
-
-class _Clock:
-    """Times of iterations: between marks on the compute stream, or of the host without a GPU."""
-
-    def __init__(self, cuda: bool) -> None:
-        self._cuda = cuda
-        self._marks: list[Any] = []
-        self.tick()
-
-    def tick(self) -> None:
-        if self._cuda:
-            event = torch.cuda.Event(enable_timing=True)
-            event.record()
-            self._marks.append(event)
-        else:
-            self._marks.append(time.perf_counter())
-
-    def seconds(self) -> list[float]:
-        pairs = list(zip(self._marks, self._marks[1:], strict=False))
-        if not self._cuda:
-            return [after - before for before, after in pairs]
-        torch.cuda.synchronize()
-        return [before.elapsed_time(after) / 1e3 for before, after in pairs]
 
 
 def _cpu_seconds() -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -81,6 +81,67 @@ def bench_overhead(
             if not plot_overhead(document, json.with_suffix(".png")):
                 output.errors.print("no picture: pip install everystep[bench] brings matplotlib")
     output.show(document, False, lambda: [_methods(document)])
+
+
+_Model = Annotated[str, typer.Option(help="gpt-tiny, gpt-124m, gpt-350m or gpt-1.3b.")]
+_Batch = Annotated[int, typer.Option(help="Sequences a step.")]
+_Optimizer = Annotated[str, typer.Option(help="sgd, adamw or adamw-fused.")]
+_Folder = Annotated[Path | None, typer.Option(help="Where checkpoints go.")]
+
+
+@bench.command("base")
+def bench_base(
+    model: _Model = "gpt-tiny",
+    batch: _Batch = 8,
+    optimizer: _Optimizer = "sgd",
+    steps: Annotated[int, typer.Option(help="Of the windows before and after.")] = 20,
+    folder: _Folder = None,
+    json: output.Json = False,
+) -> None:
+    """What a base costs that is taken while training goes on, its bits, and its way to the disk."""
+    from everystep.bench.events import base_cost
+
+    _show_event(json, lambda: base_cost(model, batch, optimizer, steps, folder))
+
+
+@bench.command("pause")
+def bench_pause(
+    model: _Model = "gpt-tiny",
+    batch: _Batch = 8,
+    optimizer: _Optimizer = "adamw-fused",
+    seconds: Annotated[float, typer.Option(help="How long the shadow stands still.")] = 20.0,
+    folder: _Folder = None,
+    json: output.Json = False,
+) -> None:
+    """What training notices of a shadow that stands still (SIGSTOP), and when it is back."""
+    from everystep.bench.events import pause_cost
+
+    _show_event(json, lambda: pause_cost(model, batch, optimizer, seconds, folder))
+
+
+@bench.command("resume")
+def bench_resume(
+    model: _Model = "gpt-tiny",
+    batch: _Batch = 8,
+    optimizer: _Optimizer = "adamw-fused",
+    folder: _Folder = None,
+    json: output.Json = False,
+) -> None:
+    """How long it takes after SIGKILL until the next trainer has its state back."""
+    from everystep.bench.events import resume_cost
+
+    _show_event(json, lambda: resume_cost(model, batch, optimizer, folder))
+
+
+def _show_event(json: bool, measure: Callable[[], dict[str, Any]]) -> None:
+    with output.refusals(json):
+        document = measure()
+    flat = (
+        (f"{name} {inner}", value)
+        for name, part in document.items()
+        for inner, value in (part.items() if isinstance(part, dict) else [("", part)])
+    )
+    output.show(document, json, lambda: [output.pairs("", flat)])
 
 
 def _rates(document: dict[str, Any]) -> Table:

@@ -28,6 +28,7 @@ class PersistState(msgspec.Struct):
     durable: Point | None = None
     durable_time: float = 0.0
     bytes_written: int = 0
+    write_bytes_per_second: float = 0.0  # of the newest base
     failures: int = 0  # since the last success
     failures_total: int = 0
     retry_at: float = 0.0
@@ -120,17 +121,16 @@ class Persister:
         assert self._writer is not None
         began = time.monotonic()
         entry: BaseEntry = self._writer.commit(snapshot)
+        seconds = time.monotonic() - began
         log.info(
-            "base_committed step=%d bytes=%d seconds=%.3f",
-            entry.step,
-            entry.new_bytes,
-            time.monotonic() - began,
+            "base_committed step=%d bytes=%d seconds=%.3f", entry.step, entry.new_bytes, seconds
         )
         self.state = msgspec.structs.replace(
             self.state,
             durable=Point(self._writer.manifest.epoch, entry.step),
             durable_time=entry.time,
             bytes_written=self.state.bytes_written + entry.new_bytes,
+            write_bytes_per_second=entry.new_bytes / seconds,
             failures=0,
             problem="",
         )

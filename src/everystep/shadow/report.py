@@ -46,6 +46,7 @@ def describe_store(persister: Persister) -> dict[str, Any]:
         "durable_step": state.durable.step if state.durable else None,
         "durable_age_seconds": time.time() - state.durable_time if state.durable else None,
         "durable_bytes": state.bytes_written,
+        "durable_write_bytes_per_second": state.write_bytes_per_second,
         "durable_bytes_per_day": state.bytes_written * _DAY_SECONDS / elapsed,
         "writing": persister.busy,
     }

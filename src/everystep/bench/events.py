@@ -1,0 +1,211 @@
+"""What single events cost training: a base that is taken meanwhile, a shadow that stands still, a kill."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+import everystep
+from everystep.bench.clock import brief, timed
+from everystep.bench.gpt import Training
+from everystep.bench.links import disk, upload_rate
+from everystep.session import Run
+
+_WAIT_SECONDS = 120.0
+_LOOK_EVERY = 4
+
+
+@contextmanager
+def _scene(model: str, batch: int, optimizer: str, folder: Path | None) -> Iterator[_Scene]:
+    parent = str(folder) if folder else None
+    with tempfile.TemporaryDirectory(prefix="everystep-bench-", dir=parent) as place:
+        yield _Scene(Training(model, batch, optimizer, compiled=False), Path(place))
+
+
+class _Scene:
+    def __init__(self, training: Training, place: Path) -> None:
+        self.training, self.place = training, place
+        self.cuda = training.device.type == "cuda"
+        for _ in range(3):
+            training.step()
+
+    def attach(self) -> Run:
+        run = everystep.attach(
+            self.training.model,
+            self.training.optimizer,
+            run=self.place / "run",
+            durable_every="1h",
+            on_failure="raise",
+        )
+        run.resume()
+        return run
+
+    def steps(self, run: Run | None, goes_on: Any) -> list[float]:
+        def turn() -> None:
+            self.training.step()
+            if run is not None:
+                run.seal()
+
+        return timed(self.cuda, turn, goes_on)
+
+    def until(self, run: Run, reached: Any) -> list[float]:
+        """Steps until the status says so; it is looked at now and then, which costs a moment."""
+        deadline = time.monotonic() + _WAIT_SECONDS
+
+        def goes_on(count: int) -> bool:
+            look = count % _LOOK_EVERY == 0
+            return time.monotonic() < deadline and not (look and reached(run.status()))
+
+        return self.steps(run, goes_on)
+
+    def tensors(self) -> list[torch.Tensor]:
+        slots = (s for state in self.training.optimizer.state.values() for s in state.values())
+        return [
+            *self.training.model.state_dict().values(),
+            *(s for s in slots if torch.is_tensor(s)),
+        ]
+
+
+def base_cost(
+    model: str, batch: int, optimizer: str, steps: int, folder: Path | None
+) -> dict[str, Any]:
+    """A base is taken while training goes on: its cost, its bits, and how fast it reaches the disk."""
+    with _scene(model, batch, optimizer, folder) as scene:
+        before = scene.steps(None, lambda n: n < steps)
+        run = scene.attach()
+        during = scene.until(run, lambda s: s["mode"] == "every step" and s["shadow_step"])
+        settled = scene.steps(run, lambda n: n < steps)
+        status = run.status()
+        expected = [t.clone() for t in scene.tensors()]
+        run.close()
+        after = scene.steps(None, lambda n: n < steps)
+        for tensor in scene.tensors():
+            tensor.zero_()
+        at = everystep.restore(run.path, scene.training.model, scene.training.optimizer)
+        pairs = zip(expected, scene.tensors(), strict=True)
+        same = all(torch.equal(a, b.to(a.device)) for a, b in pairs)
+        none = statistics.mean([*before, *after])
+        rate, best = status["durable_write_bytes_per_second"], disk(scene.place, 4 << 30)["best"]
+        return {
+            "model": model,
+            "optimizer": optimizer,
+            "none": brief([*before, *after]),
+            "while_the_base_is_taken": brief(during),
+            "added_percent": 100 * (statistics.mean(during) / none - 1),
+            "afterwards": brief(settled),
+            "step": at,
+            "bit_identical": same,
+            "exactness": status["exactness"],
+            "records_let_go": status["records_let_go"],
+            "write_bytes_per_second": rate,
+            "disk_bytes_per_second": best,
+            "write_share_percent": 100 * rate / best,
+        }
+
+
+def pause_cost(
+    model: str, batch: int, optimizer: str, seconds: float, folder: Path | None
+) -> dict[str, Any]:
+    """The shadow stands still for a while: nothing may be noticed, and recording comes back by itself."""
+
+    def in_step(status: dict[str, Any]) -> bool:
+        return status["mode"] == "every step" and status["lag_steps"] is not None
+
+    with _scene(model, batch, optimizer, folder) as scene:
+        none = scene.steps(None, lambda n: n < 30)
+        run = scene.attach()
+        scene.until(run, lambda s: in_step(s) and s["durable_step"] is not None)
+        recording = scene.steps(run, lambda n: n < 30)
+        shadow = run.status()["pid"]
+        os.kill(shadow, signal.SIGSTOP)
+        end = time.monotonic() + seconds
+        paused = scene.steps(run, lambda _: time.monotonic() < end)
+        os.kill(shadow, signal.SIGCONT)
+        began = time.monotonic()
+        returning = scene.until(run, in_step)
+        back = time.monotonic() - began
+        again = scene.steps(run, lambda n: n < 30)
+        status = run.status()
+        run.close()
+        return {
+            "model": model,
+            "none": brief(none),
+            "recording": brief(recording),
+            "while_the_shadow_stands_still": brief(paused),
+            "returning": brief(returning) if returning else {},
+            "seconds_until_every_step": back,
+            "recording_again": brief(again),
+            "records_let_go": status["records_let_go"],
+            "mode": status["mode"],
+            "lag_steps": status["lag_steps"],
+        }
+
+
+def resume_cost(model: str, batch: int, optimizer: str, folder: Path | None) -> dict[str, Any]:
+    """A trainer is killed with SIGKILL; the next one has its state back on the device."""
+    parent = str(folder) if folder else None
+    place = tempfile.mkdtemp(prefix="everystep-bench-", dir=parent)
+    command = [sys.executable, "-m", "everystep.bench.events", place, model, str(batch), optimizer]
+    try:
+        first = subprocess.Popen([*command, "die"], stdout=subprocess.PIPE, text=True)
+        assert first.stdout is not None
+        trained = first.stdout.readline()
+        first.kill()
+        first.wait()
+        second = subprocess.run(
+            [*command, "resume"], stdout=subprocess.PIPE, text=True, check=True, timeout=600
+        )
+        return {"model": model, "killed_at": trained.strip(), **msgspec.json.decode(second.stdout)}
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _trainer(place: str, model: str, batch: int, optimizer: str, role: str) -> None:
+    scene = _Scene(Training(model, batch, optimizer, compiled=False), Path(place))
+    if role == "die":
+        run = scene.attach()
+        scene.until(run, lambda s: s["mode"] == "every step" and s["shadow_step"])
+        scene.steps(run, lambda n: n < 5)
+        sys.stdout.write(f"step {run.step}\n")
+        sys.stdout.flush()
+        while True:
+            scene.steps(run, lambda n: n < 5)
+    limit = upload_rate() if scene.cuda else 0.0
+    began = time.perf_counter()
+    run = scene.attach()
+    attached = time.perf_counter() - began
+    scene.steps(run, lambda n: n < 1)
+    status = run.status()
+    size = sum(tensor.nbytes for tensor in scene.tensors())
+    load = status["attach_seconds"]["load"]
+    document = {
+        "resumed_at": run.step - 1,
+        "from": status["resumed_from"],
+        "state_bytes": size,
+        "attach_seconds": status["attach_seconds"],
+        "attach_seconds_total": attached,
+        "first_step_seconds": time.perf_counter() - began,
+        "load_bytes_per_second": size / load,
+        "link_bytes_per_second": limit,
+        "share_of_link_percent": 100 * size / load / limit if limit else None,
+    }
+    sys.stdout.write(msgspec.json.encode(document).decode())
+    run.close()
+
+
+if __name__ == "__main__":
+    place, model, batch, optimizer, role = sys.argv[1:]
+    _trainer(place, model, int(batch), optimizer, role)

@@ -162,13 +162,14 @@ def resume_cost(model: str, batch: int, optimizer: str, folder: Path | None) -> 
     try:
         first = subprocess.Popen([*command, "die"], stdout=subprocess.PIPE, text=True)
         assert first.stdout is not None
-        trained = first.stdout.readline()
+        trained = next((line for line in first.stdout if line.startswith("step ")), "")
         first.kill()
         first.wait()
         second = subprocess.run(
             [*command, "resume"], stdout=subprocess.PIPE, text=True, check=True, timeout=600
         )
-        return {"model": model, "killed_at": trained.strip(), **msgspec.json.decode(second.stdout)}
+        document = second.stdout.strip().splitlines()[-1]
+        return {"model": model, "killed_at": trained.strip(), **msgspec.json.decode(document)}
     finally:
         shutil.rmtree(place, ignore_errors=True)
 
@@ -202,8 +203,8 @@ def _trainer(place: str, model: str, batch: int, optimizer: str, role: str) -> N
         "link_bytes_per_second": limit,
         "share_of_link_percent": 100 * size / load / limit if limit else None,
     }
-    sys.stdout.write(msgspec.json.encode(document).decode())
     run.close()
+    sys.stdout.write(f"\n{msgspec.json.encode(document).decode()}\n")
 
 
 if __name__ == "__main__":

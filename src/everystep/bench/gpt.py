@@ -39,8 +39,8 @@ class Training:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         torch.manual_seed(1)
         size = self.size._asdict()
-        model = CharGPT(size.pop("vocabulary"), **size, dropout=0.0, tied=False)
-        self.model = model.to(self.device)
+        with self.device:  # a large model is made where it lives
+            self.model = CharGPT(size.pop("vocabulary"), **size, dropout=0.0, tied=False)
         self.forward = torch.compile(self.model) if compiled else self.model
         self.optimizer = _optimizer(optimizer, self.model)
         self.parameters = sum(p.numel() for p in self.model.parameters())

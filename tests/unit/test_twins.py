@@ -1,0 +1,224 @@
+"""The twins against an independent, slow reading of torch's rules, and against themselves: no bit may depend
+on how many steps a pass does, on threads, or on where a tensor is cut."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from everystep import native
+from everystep.native import TARGET
+from everystep.replay.choose import choose
+from everystep.replay.passes import Rows, Step, run_pass
+from everystep.replay.selfcheck import Probe, awkward, device_powers, differences
+from everystep.replay.twins import SLOTS, TWINS, Powers, Twin, powers_needed, slots_of
+
+pytestmark = pytest.mark.skipif(native.library() is None, reason="the twins were not compiled")
+
+f32, wide = np.float32, np.longdouble
+ADAM = {
+    "lr": 1e-3,
+    "betas": (0.9, 0.999),
+    "eps": 1e-8,
+    "weight_decay": 0.01,
+    "amsgrad": False,
+    "maximize": False,
+    "decoupled_weight_decay": True,
+}
+SGD = {
+    "lr": 1e-2,
+    "momentum": 0.9,
+    "dampening": 0.0,
+    "weight_decay": 0.01,
+    "nesterov": True,
+    "maximize": False,
+}
+VARIANTS: dict[str, list[dict[str, Any]]] = {
+    "adam": [
+        ADAM,
+        {**ADAM, "decoupled_weight_decay": False},
+        {**ADAM, "weight_decay": 0.0, "amsgrad": True, "maximize": True},
+        {**ADAM, "betas": (0.3, 0.6)},
+    ],
+    "sgd": [
+        SGD,
+        {**SGD, "momentum": 0.0, "nesterov": False},
+        {**SGD, "maximize": True, "nesterov": False, "dampening": 0.1},
+    ],
+}
+CASES = [(name, group) for name, twin in TWINS.items() for group in VARIANTS[twin.rule]]
+BY_HAND = [(n, g) for n, g in CASES if TWINS[n].dtype == "float32" and not g.get("amsgrad")]
+STEPS = 7
+
+
+def powers_of(group: dict[str, Any]) -> Powers:
+    times = {b: np.arange(1, powers_needed(b) + 1, dtype=f32) for b in group.get("betas", ())}
+    return {float(f32(b)): np.power(f32(b), t) for b, t in times.items()}
+
+
+def moved(
+    twin: Twin, group: dict[str, Any], sizes: list[int], k: int, threads: int
+) -> list[list[torch.Tensor]]:
+    """Values and slots of tensors that the twin moved by STEPS steps, k in each pass."""
+    dtype = getattr(torch, twin.dtype)
+    whole = awkward(sum(sizes), dtype, 1)
+    names = slots_of(twin.rule, group)
+    tensors = [[v.clone(), *(torch.zeros_like(v) for _ in names)] for v in whole.split(sizes)]
+    targets = np.zeros(len(sizes), TARGET)
+    for row, (value, *slots) in zip(targets, tensors, strict=True):
+        row["value"], row["count"] = value.data_ptr(), value.numel()
+        row["slots"][: len(slots)] = [slot.data_ptr() for slot in slots]
+    zero = np.zeros(len(sizes), np.int64)
+    rows = Rows(targets, zero, zero.copy(), zero == 0)
+    gradients = [awkward(sum(sizes), dtype, 10 + n) for n in range(STEPS)]
+    steps = [
+        Step(
+            np.array([part.data_ptr() for part in gradient.split(sizes)], np.uint64),
+            [{**group, "lr": group["lr"] * (1 + 0.1 * n)}],
+            scale=2.0**n if twin.dialect == "fused" else None,
+        )
+        for n, gradient in enumerate(gradients)
+    ]
+    for start in range(0, STEPS, k):
+        run_pass(twin, rows, steps[start : start + k], powers_of(group), threads)
+    return tensors
+
+
+def bits(tensors: list[list[torch.Tensor]]) -> list[torch.Tensor]:
+    """Value and slots, each as the integers of all tensors one behind the other."""
+    kind = torch.int32 if tensors[0][0].dtype is torch.float32 else torch.int16
+    return [torch.cat([t.view(kind) for t in same]) for same in zip(*tensors, strict=True)]
+
+
+@pytest.mark.parametrize(("name", "group"), CASES)
+def test_nothing_depends_on_passes_threads_or_cuts(name: str, group: dict[str, Any]) -> None:
+    # cuts at multiples of 2048 only: a tensor's length says which lanes a fused kernel has
+    expected = bits(moved(TWINS[name], group, [70_000], 1, 1))
+    for sizes, k, threads in (([70_000], 7, 1), ([70_000], 4, 3), ([2048, 65_536, 2416], 3, 2)):
+        found = bits(moved(TWINS[name], group, sizes, k, threads))
+        assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+
+
+def fma(a: Any, b: Any, c: Any) -> np.ndarray:
+    with np.errstate(all="ignore"):
+        return (wide(a) * wide(b) + wide(c)).astype(f32)
+
+
+def decayed(g: np.ndarray, w: np.ndarray, group: dict[str, Any], fused: bool) -> np.ndarray:
+    decay = f32(group["weight_decay"])
+    if not group["weight_decay"] or group.get("decoupled_weight_decay"):
+        return g
+    together = fma(decay, w, g)
+    lane = np.arange(len(g)) // (512 if len(g) % 4 else 1) % 4
+    return np.where((lane == 0) & fused, g + decay * w, together)
+
+
+def adam_by_hand(
+    dialect: str, group: dict[str, Any], w: Any, m: Any, v: Any, g: Any, t: int
+) -> Any:
+    beta1, beta2 = group["betas"]
+    lr, decay = group["lr"], group["weight_decay"]
+    if dialect == "fused":
+        b1, b2, table = f32(beta1), f32(beta2), powers_of(group)
+        power1, power2 = table[float(b1)][t - 1 :][:1], table[float(b2)][t - 1 :][:1]
+        bias1 = f32(1) - (power1[0] if len(power1) else f32(0))
+        bias2 = np.sqrt(f32(1) - (power2[0] if len(power2) else f32(0)))
+        if group["decoupled_weight_decay"] and decay:
+            w = fma(-(f32(lr) * f32(decay)), w, w)
+        square = g * g
+        m = fma(b1, m, fma(-b1, g, g))
+        v = fma(b2, v, fma(-b2, square, square))
+        return w - (f32(lr) / bias1 * m) / (np.sqrt(v) / bias2 + f32(group["eps"])), m, v
+    if group["decoupled_weight_decay"] and decay:
+        w = w * f32(1 - lr * decay)
+    weight = f32(1 - beta1)
+    m = fma(weight, g - m, m) if weight < 0.5 else fma(-(g - m), f32(1) - weight, g)
+    v = fma(f32(1 - beta2), g * g, v * f32(beta2))
+    root = (1 - beta2**t) ** 0.5
+    scaled = np.sqrt(v) * f32(1 / root) if dialect == "single" else np.sqrt(v) / f32(root)
+    return fma(f32(-(lr / (1 - beta1**t))), m / (scaled + f32(group["eps"])), w), m, v
+
+
+def sgd_by_hand(group: dict[str, Any], w: Any, m: Any, g: Any, t: int) -> Any:
+    step = g
+    if group["momentum"]:
+        damped = f32(1 - group["dampening"])
+        m = g if t == 1 else fma(damped, g, m * f32(group["momentum"]))
+        step = fma(f32(group["momentum"]), m, g) if group["nesterov"] else m
+    return fma(-f32(group["lr"]), step, w), m
+
+
+@pytest.mark.parametrize(("name", "group"), BY_HAND)
+@pytest.mark.parametrize("size", [4096, 4099])
+def test_rules_by_hand(name: str, group: dict[str, Any], size: int) -> None:
+    twin = TWINS[name]
+    found = moved(twin, group, [size], 4, 2)[0]
+    w = awkward(size, torch.float32, 1).numpy()
+    m, v = np.zeros_like(w), np.zeros_like(w)
+    with np.errstate(all="ignore"):
+        for n in range(STEPS):
+            now = {**group, "lr": group["lr"] * (1 + 0.1 * n)}
+            g = awkward(size, torch.float32, 10 + n).numpy()
+            g = g / f32(2.0**n) if twin.dialect == "fused" else g
+            g = decayed(-g if group["maximize"] else g, w, group, twin.dialect == "fused")
+            if twin.rule == "adam":
+                w, m, v = adam_by_hand(twin.dialect, now, w, m, v, g, n + 1)
+            else:
+                w, m = sgd_by_hand(now, w, m, g, n + 1)
+    names = ("value", *slots_of(twin.rule, group))
+    for slot, mine, expected in zip(names, found, (w, m, v), strict=False):
+        same = (mine.numpy().view(np.int32) == expected.view(np.int32)) | (
+            np.isnan(mine.numpy()) & np.isnan(expected)
+        )
+        assert same.all(), f"{slot}: {int((~same).sum())} of {size} differ"
+
+
+@pytest.mark.parametrize("group", VARIANTS["sgd"])
+def test_sgd_on_the_cpu_is_redone_bit_for_bit(group: dict[str, Any]) -> None:
+    found = differences(
+        lambda p: torch.optim.SGD(p, **group), torch.device("cpu"), torch.float32, Probe(steps=9)
+    )
+    assert found == {"sgd-cpu-float32": 0}
+
+
+def test_a_wrong_twin_is_noticed() -> None:
+    """The check that chooses a twin can fail: these round differently."""
+    optimizer = torch.optim.Adam([torch.nn.Parameter(torch.ones(3))])
+    powers = device_powers(optimizer, torch.device("cpu"))
+    assert powers is not None
+    foreach, single = (
+        bits(moved(TWINS[f"adam-{dialect}-float32"], ADAM, [4096], 4, 1))[0]
+        for dialect in ("foreach", "single")
+    )
+    assert 0 < int((foreach != single).sum()) < 4096
+
+
+def test_what_has_no_twin_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    parameters = [torch.nn.Parameter(torch.ones(3))]
+    assert choose(torch.optim.SGD(parameters, momentum=0.9)).twins == {"float32": "sgd-cpu-float32"}
+    assert "no twin" in choose(torch.optim.RMSprop(parameters)).why
+    assert "no twin gives the bits" in choose(torch.optim.AdamW(parameters)).why
+    native.library.cache_clear()
+    monkeypatch.setenv("EVERYSTEP_NATIVE", "0")
+    assert choose(torch.optim.SGD(parameters)).why == "the twins were not compiled"
+    native.library.cache_clear()
+
+
+def test_absent_gradients_and_their_clocks() -> None:
+    twin, group = TWINS["adam-fused-float32"], ADAM
+    values = [torch.ones(5), torch.ones(5)]
+    slots = [[torch.zeros(5) for _ in SLOTS["adam"]] for _ in values]
+    targets = np.zeros(2, TARGET)
+    for row, value, own in zip(targets, values, slots, strict=True):
+        row["value"], row["count"] = value.data_ptr(), 5
+        row["slots"] = [slot.data_ptr() for slot in own]
+    zero = np.zeros(2, np.int64)
+    rows = Rows(targets, zero, zero.copy(), zero == 0)
+    gradient = torch.ones(5)
+    only_first = Step(np.array([gradient.data_ptr(), 0], np.uint64), [group])
+    run_pass(twin, rows, [only_first, only_first], powers_of(group), 1)
+    assert rows.times.tolist() == [2, 0]
+    assert torch.equal(values[1], torch.ones(5)) and not torch.equal(values[0], torch.ones(5))

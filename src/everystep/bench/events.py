@@ -22,6 +22,7 @@ import everystep
 from everystep.bench.clock import brief, timed
 from everystep.bench.gpt import Training
 from everystep.bench.links import disk, upload_rate
+from everystep.errors import EverystepError
 from everystep.session import Run
 
 _WAIT_SECONDS = 120.0
@@ -160,14 +161,21 @@ def resume_cost(model: str, batch: int, optimizer: str, folder: Path | None) -> 
     place = tempfile.mkdtemp(prefix="everystep-bench-", dir=parent)
     command = [sys.executable, "-m", "everystep.bench.events", place, model, str(batch), optimizer]
     try:
-        first = subprocess.Popen([*command, "die"], stdout=subprocess.PIPE, text=True)
-        assert first.stdout is not None
-        trained = next((line for line in first.stdout if line.startswith("step ")), "")
-        first.kill()
-        first.wait()
-        second = subprocess.run(
-            [*command, "resume"], stdout=subprocess.PIPE, text=True, check=True, timeout=600
-        )
+        with Path(place, "errors").open("w+") as errors:
+            first = subprocess.Popen(
+                [*command, "die"], stdout=subprocess.PIPE, stderr=errors, text=True
+            )
+            assert first.stdout is not None
+            trained = next((line for line in first.stdout if line.startswith("step ")), "")
+            first.kill()
+            first.wait()
+            second = subprocess.run(
+                [*command, "resume"], stdout=subprocess.PIPE, stderr=errors, text=True, timeout=600
+            )
+            errors.seek(0)
+            if not trained or second.returncode:
+                said = "; ".join(errors.read().strip().splitlines()[-4:])
+                raise EverystepError(f"bench resume: a trainer failed: {said}")
         document = second.stdout.strip().splitlines()[-1]
         return {"model": model, "killed_at": trained.strip(), **msgspec.json.decode(document)}
     finally:

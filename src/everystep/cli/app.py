@@ -13,6 +13,7 @@ from everystep import __version__
 from everystep.cli import output
 from everystep.cli.bench import bench
 from everystep.cli.doctor import examine
+from everystep.cli.selfcheck import selfcheck
 from everystep.cli.status import run_status
 from everystep.store.reader import open_run
 
@@ -221,6 +222,7 @@ def demo(
 
 
 app.add_typer(bench, name="bench")
+app.command()(selfcheck)
 
 
 def main() -> None:

@@ -83,6 +83,33 @@ def bench_overhead(
     output.show(document, False, lambda: [_methods(document)])
 
 
+@bench.command("replay")
+def bench_replay(
+    json: output.Json = False,
+    parameters: Annotated[int, typer.Option(help="Of the state that is moved.")] = 50_000_000,
+    threads: Annotated[int | None, typer.Option(help="Default: as many as a shadow uses.")] = None,
+) -> None:
+    """How fast the shadow redoes steps: twins for k records in one pass, and torch's own kernels."""
+    from everystep.bench.replay_speed import replay_speed
+
+    with output.refusals(json):
+        document = replay_speed(parameters, threads)
+    output.show(document, json, lambda: [_replay_rates(document)])
+
+
+def _replay_rates(document: dict[str, Any]) -> Table:
+    names = ("billion parameters/s", "k = 1", "2", "4", "8", "memory's share at k = 8")
+    rows: list[tuple[Any, ...]] = [
+        (name, f"{document[name]:.2f}", "", "", "", "") for name in ("torch_fused", "torch_foreach")
+    ]
+    for name, rates in document.items():
+        share = document.get(f"{name}_memory_share")
+        if share is not None:
+            shown = (f"{rate:.2f}" for rate in rates.values())
+            rows.append((name, *shown, f"{100 * share['8']:.0f} %"))
+    return output.columns(f"{document['threads']} threads", names, rows)
+
+
 _Model = Annotated[str, typer.Option(help="gpt-tiny, gpt-124m, gpt-350m or gpt-1.3b.")]
 _Batch = Annotated[int, typer.Option(help="Sequences a step.")]
 _Optimizer = Annotated[str, typer.Option(help="sgd, adamw or adamw-fused.")]

@@ -39,6 +39,10 @@ TARGET static void NAMED(narrow)(uint16_t *restrict to, const float *restrict fr
     for (int64_t i = 0; i < count; i++) to[i] = (uint16_t)(as_bits(from[i]) >> 16);
 }
 
+TARGET static void NAMED(canonical)(float *restrict x, int64_t count) {
+    for (int64_t i = 0; i < count; i++) x[i] = one_nan(x[i]);
+}
+
 /* unscaled, negated, with L2 decay: into `to`, which may be `from` */
 TARGET static void NAMED(prepare)(float *to, const float *from, const float *restrict w, int64_t count,
                                   const Step *step, int rounds, int run) {
@@ -63,12 +67,12 @@ TARGET static void NAMED(prepare)(float *to, const float *from, const float *res
 }
 
 static const Kit NAMED(kit) = {
-    NAMED(widen), NAMED(narrow), NAMED(prepare),
+    NAMED(widen), NAMED(narrow), NAMED(prepare), NAMED(canonical),
     {
-        {NAMED(adam_foreach), FLOAT32, 0}, {NAMED(adam_single), FLOAT32, 0}, {NAMED(adam_fused), FLOAT32, 0},
-        {NAMED(adam_foreach_bfloat16), BFLOAT16, 1}, {NAMED(adam_single_bfloat16), BFLOAT16, 1},
-        {NAMED(adam_fused_bfloat16), BFLOAT16, 0},
-        {NAMED(sgd_ops), FLOAT32, 0}, {NAMED(sgd_cpu), FLOAT32, 0},
-        {NAMED(sgd_ops_bfloat16), BFLOAT16, 1}, {NAMED(sgd_fused_bfloat16), BFLOAT16, 0},
+        {NAMED(adam_foreach), FLOAT32, 0, 1}, {NAMED(adam_single), FLOAT32, 0, 1}, {NAMED(adam_fused), FLOAT32, 0, 1},
+        {NAMED(adam_foreach_bfloat16), BFLOAT16, 1, 1}, {NAMED(adam_single_bfloat16), BFLOAT16, 1, 1},
+        {NAMED(adam_fused_bfloat16), BFLOAT16, 0, 1},
+        {NAMED(sgd_ops), FLOAT32, 0, 1}, {NAMED(sgd_cpu), FLOAT32, 0, 0},
+        {NAMED(sgd_ops_bfloat16), BFLOAT16, 1, 1}, {NAMED(sgd_fused_bfloat16), BFLOAT16, 0, 1},
     },
 };

@@ -40,7 +40,9 @@ enum { FACTOR = BETA1, DAMPING = BETA2 };
 typedef void Rule(float *w, float **slots, const float *g, int64_t count, const Step *step);
 typedef struct {
     Rule *rule;
-    int dtype, rounds; /* rounds: also a prepared gradient is rounded to the dtype */
+    int dtype;
+    int rounds;  /* also a prepared gradient is rounded to the dtype */
+    int one_nan; /* whatever NaN comes out is the one of a CUDA chip */
 } Twin;
 
 #define TWINS 10
@@ -49,6 +51,7 @@ typedef struct {
     void (*narrow)(uint16_t *to, const float *from, int64_t count);
     void (*prepare)(float *to, const float *from, const float *w, int64_t count, const Step *step,
                     int rounds, int run);
+    void (*canonical)(float *x, int64_t count);
     Twin twins[TWINS];
 } Kit;
 
@@ -94,6 +97,7 @@ static int lanes(const Target *target, const Step *step) {
 static void block_float32(const Kit *kit, const Twin *twin, const Target *target, int64_t at, int64_t count,
                           const Step *steps, int64_t k, float *scratch) {
     float *w = (float *)target->value + at, *slots[3];
+    const Step *last = NULL;
     for (int s = 0; s < 3; s++) slots[s] = target->slots[s] ? (float *)target->slots[s] + at : NULL;
     for (int64_t j = 0; j < k; j++) {
         if (!steps[j].gradient) continue;
@@ -103,7 +107,12 @@ static void block_float32(const Kit *kit, const Twin *twin, const Target *target
             g = scratch;
         }
         twin->rule(w, slots, g, count, &steps[j]);
+        last = &steps[j];
     }
+    if (!twin->one_nan || !last) return;
+    kit->canonical(w, count);
+    for (int s = 0; s < 3; s++) /* a first momentum is the gradient itself, whatever NaN that held */
+        if (slots[s] && !(last->flags & FIRST && last->flags & MOMENTUM)) kit->canonical(slots[s], count);
 }
 
 static void block_bfloat16(const Kit *kit, const Twin *twin, const Target *target, int64_t at, int64_t count,

@@ -20,9 +20,13 @@ INLINE float rounded(float x, const int dtype) {
     return dtype == BFLOAT16 ? from_bfloat16(to_bfloat16(x)) : x;
 }
 
-INLINE float stored(float x, const int dtype, const int dialect) {
-    if (dtype == BFLOAT16) return from_bfloat16(to_bfloat16(x));
-    return dialect < CPU ? one_nan(x) : x;
+/* x / by, correctly rounded, where by is the same for many x: its reciprocal, corrected twice by the exact
+ * remainder. x is not negative and neither tiny nor huge, or it is 0, infinite or no number. */
+INLINE float divided(float x, float by, float reciprocal) {
+    float q = x * reciprocal;
+    float once = fmaf(fmaf(-q, by, x), reciprocal, q);
+    float twice = fmaf(fmaf(-once, by, x), reciprocal, once);
+    return x < INFINITY ? twice : q;
 }
 
 INLINE float linear(float from, float to, float weight) {
@@ -38,6 +42,7 @@ INLINE void adam_block(float *restrict w, float *restrict m, float *restrict v, 
     const float decay = (float)n[DECAY], lr = (float)n[LR], beta1 = (float)n[BETA1], beta2 = (float)n[BETA2];
     const float bias1 = (float)n[BIAS1], bias2 = (float)n[BIAS2], eps = (float)n[EPS];
     const float weight1 = (float)n[WEIGHT1], weight2 = (float)n[WEIGHT2];
+    const float inverse = 1.0f / bias2;
     const float step_size = dialect == FUSED ? lr / bias1 : lr;
     for (int64_t i = 0; i < count; i++) {
         float value = w[i], gradient = g[i], first = m[i], second = v[i];
@@ -48,7 +53,7 @@ INLINE void adam_block(float *restrict w, float *restrict m, float *restrict v, 
             second = fmaf(beta2, second, fmaf(-beta2, square, square));
             float top = second;
             if (amsgrad) top = largest[i] = largest[i] < second ? second : largest[i];
-            float below = sqrtf(top) / bias2 + eps;
+            float below = divided(sqrtf(top), bias2, inverse) + eps;
             value = value - (step_size * first) / below;
         } else {
             if (decoupled) value = rounded(value * decay, dtype);
@@ -58,14 +63,14 @@ INLINE void adam_block(float *restrict w, float *restrict m, float *restrict v, 
             float top = second;
             if (amsgrad) top = largest[i] = largest[i] != largest[i] || largest[i] > second ? largest[i] : second;
             float root = rounded(sqrtf(top), dtype);
-            root = rounded(dialect == SINGLE ? root * bias2 : root / bias2, dtype);
+            root = rounded(dialect == SINGLE ? root * bias2 : divided(root, bias2, inverse), dtype);
             root = rounded(root + eps, dtype);
             value = fmaf(step_size, first / root, value);
         }
-        if (amsgrad) largest[i] = stored(largest[i], dtype, dialect);
-        w[i] = stored(value, dtype, dialect);
-        m[i] = stored(first, dtype, dialect);
-        v[i] = stored(second, dtype, dialect);
+        if (amsgrad) largest[i] = rounded(largest[i], dtype);
+        w[i] = rounded(value, dtype);
+        m[i] = rounded(first, dtype);
+        v[i] = rounded(second, dtype);
     }
 }
 
@@ -83,9 +88,9 @@ INLINE void sgd_block(float *restrict w, float *restrict momentum, const float *
         if (has_momentum) {
             float before = rounded(momentum[i] * factor, between);
             moved = first ? gradient : rounded(fmaf(damping, gradient, before), between);
-            momentum[i] = first && dtype == FLOAT32 ? gradient : stored(moved, dtype, dialect);
+            momentum[i] = rounded(moved, dtype);
             if (nesterov) moved = rounded(fmaf(factor, moved, gradient), between);
         }
-        w[i] = stored(fmaf(-lr, moved, w[i]), dtype, dialect);
+        w[i] = rounded(fmaf(-lr, moved, w[i]), dtype);
     }
 }

@@ -1,0 +1,72 @@
+"""Every optimizer that has a twin, in every implementation and dtype, checked on every device there is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+
+from everystep.errors import UsageError
+from everystep.native import library
+from everystep.replay.selfcheck import Probe, differences
+
+_KINDS: tuple[tuple[str, Any, dict[str, Any]], ...] = (
+    ("SGD", torch.optim.SGD, {"momentum": 0.9}),
+    (
+        "SGD, nesterov, L2",
+        torch.optim.SGD,
+        {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01},
+    ),
+    ("Adam", torch.optim.Adam, {}),
+    ("Adam, L2", torch.optim.Adam, {"weight_decay": 0.01}),
+    ("Adam, amsgrad, maximize", torch.optim.Adam, {"amsgrad": True, "maximize": True}),
+    ("AdamW", torch.optim.AdamW, {}),
+    ("AdamW, amsgrad", torch.optim.AdamW, {"amsgrad": True}),
+)
+_HOW: dict[str, dict[str, Any]] = {
+    "single": {"foreach": False, "fused": False},
+    "foreach": {"foreach": True},
+    "fused": {"fused": True},
+}
+
+
+def check_all(elements: int, steps: int) -> dict[str, Any]:
+    if library() is None:
+        raise UsageError(
+            "selfcheck: the twins were not compiled, so torch redoes every step",
+            hint="install gcc or clang, then: python -m everystep.native.build",
+        )
+    probe = Probe(sizes=(1, 3, 1023, elements, elements + 1), steps=steps, per_pass=8, threads=4)
+    return {"torch": str(torch.__version__), "rows": list(_rows(probe))}
+
+
+def _rows(probe: Probe) -> Iterator[dict[str, Any]]:
+    devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+    for device in map(torch.device, devices):
+        for dtype in (torch.float32, torch.bfloat16):
+            for name, kind, settings in _KINDS:
+                for how, flags in _HOW.items():
+                    build = partial(kind, lr=1e-3, **settings, **flags)
+                    found = differences(build, device, dtype, probe)
+                    yield _row(name, how, dtype, device, found)
+
+
+def _row(
+    name: str, how: str, dtype: torch.dtype, device: torch.device, found: dict[str, int]
+) -> dict[str, Any]:
+    """The nearest twin; on the CPU torch itself redoes what has none, with the same bits."""
+    best = min(found, key=lambda twin: found[twin], default=None)
+    exact = best is not None and found[best] == 0
+    on_cpu = device.type == "cpu"
+    return {
+        "optimizer": name,
+        "implementation": how,
+        "dtype": str(dtype).removeprefix("torch."),
+        "device": device.type,
+        "differing": found[best] if best else None,
+        "twin": best if exact else "torch",
+        "tier": "exact" if exact or on_cpu else "bounded",
+        "candidates": found,
+    }

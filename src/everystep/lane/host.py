@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import select
 from pathlib import Path
 
 from everystep.core.survival import Facts
@@ -101,3 +102,11 @@ def _link(path: str) -> str:
         return str(Path(path).readlink())
     except OSError:
         return ""
+
+
+def is_readable(fd: int, seconds: float = 0.0) -> bool:
+    """Whether a descriptor has something to say, waiting that long for it. A process may have more
+    descriptors open than select() can count."""
+    poller = select.poll()
+    poller.register(fd, select.POLLIN)
+    return bool(poller.poll(1000 * seconds))

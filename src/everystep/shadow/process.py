@@ -19,7 +19,7 @@ from everystep.format.base import SessionValues
 from everystep.lane import control
 from everystep.lane.arena import SharedMemory
 from everystep.lane.descriptors import DescriptorServer
-from everystep.lane.host import process_start
+from everystep.lane.host import is_readable, process_start
 from everystep.lane.retire import retire
 from everystep.lane.ring import RingReader
 from everystep.lane.runtime import ShadowCard, is_alive, remove_card, write_card
@@ -431,4 +431,4 @@ def _pidfd(pid: int, start: int) -> int:
 
 
 def _exited(pidfd: int) -> bool:
-    return pidfd < 0 or bool(select.select([pidfd], [], [], 0)[0])
+    return pidfd < 0 or is_readable(pidfd)

@@ -12,12 +12,13 @@ import xxhash
 from everystep.core.census import Census, align
 from everystep.core.dtypes import tensor_bytes
 from everystep.core.events import Edit
-from everystep.errors import CorruptData
+from everystep.errors import CorruptData, NotEnoughMemory
 from everystep.format.base import SessionValues
 from everystep.lane.arena import SharedMemory
 from everystep.lane.control import Holding, Place
 from everystep.lane.memory import copy
 
+_EXTENTS_FOR_VALUES = 4  # slots need as much room as values, or twice: a dozen extents at most
 Key = tuple[int, str]  # atom, slot; slot "" is the atom's value
 
 
@@ -32,6 +33,8 @@ class Replica:
             tuple[int, int], bytes
         ] = {}  # (atom, optimizer): slots that are no tensors
         self._arena_dir = arena_dir
+        self._used = 0  # bytes of the newest extent
+        self._growth = sum(atom.bytes for atom in census.atoms) // _EXTENTS_FOR_VALUES
 
     def reserve_values(self) -> None:
         """Room for the value of every atom, allocated now and all at once."""
@@ -40,6 +43,8 @@ class Replica:
     def adopt(self, holding: Holding, extents: list[SharedMemory]) -> None:
         """Take over the memory of the shadow before; not one byte is copied."""
         self.extents = extents
+        last = (p for p in holding.places if p.extent == len(extents) - 1)
+        self._used = max((align(p.at + p.bytes) for p in last), default=0)
         for place in holding.places:
             self.places[place.atom, place.slot] = place
             self.versions[place.atom] = place.version
@@ -50,15 +55,24 @@ class Replica:
         """Make room for tensors (atom, slot, dtype, shape) that have none yet."""
         new = [t for t in tensors if not self._fits(t)]
         sizes = [tensor_bytes(dtype, shape) for _, _, dtype, shape in new]
-        total = sum(align(size) for size in sizes)
         if not new:
             return
-        self.extents.append(SharedMemory.create(max(total, 1), "replica", self._arena_dir))
-        at = 0
+        self._make_room(sum(align(size) for size in sizes))
         for (atom, slot, dtype, shape), size in zip(new, sizes, strict=True):
             extent = len(self.extents) - 1
-            self.places[atom, slot] = Place(atom, slot, dtype, shape, 0, extent, at, size)
-            at += align(size)
+            self.places[atom, slot] = Place(atom, slot, dtype, shape, 0, extent, self._used, size)
+            self._used += align(size)
+
+    def _make_room(self, size: int) -> None:
+        """Tensors come one by one, but every extent is a descriptor in several processes: they are few."""
+        if self.extents and self._used + size <= self.extents[-1].bytes:
+            return
+        try:
+            memory = SharedMemory.create(max(size, self._growth), "replica", self._arena_dir)
+        except NotEnoughMemory:
+            memory = SharedMemory.create(max(size, 1), "replica", self._arena_dir)
+        self.extents.append(memory)
+        self._used = 0
 
     def _fits(self, tensor: tuple[int, str, str, tuple[int, ...]]) -> bool:
         atom, slot, dtype, shape = tensor

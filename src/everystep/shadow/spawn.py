@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ import msgspec
 
 from everystep.errors import ShadowLost
 from everystep.lane.control import Answer, Request, ask
+from everystep.lane.host import is_readable
 from everystep.shadow.opening import Opening
 
 _START_SECONDS = 60.0
@@ -33,10 +33,10 @@ class ShadowHandle:
 
     @property
     def alive(self) -> bool:
-        return not select.select([self._pidfd], [], [], 0)[0]
+        return not is_readable(self._pidfd)
 
     def wait_gone(self, seconds: float) -> bool:
-        return bool(select.select([self._pidfd], [], [], seconds)[0])
+        return is_readable(self._pidfd, seconds)
 
     def ask(self, request: Request, *, timeout_seconds: float) -> Answer:
         return ask(self.control, request, timeout_seconds=timeout_seconds)
@@ -87,8 +87,7 @@ def start_shadow(**fields: Any) -> ShadowHandle:
 
 
 def _read_pid(fd: int, log_path: Path) -> int:
-    ready, _, _ = select.select([fd], [], [], _START_SECONDS)
-    data = os.read(fd, 32) if ready else b""
+    data = os.read(fd, 32) if is_readable(fd, _START_SECONDS) else b""
     if not data:
         lines = log_path.read_text(errors="replace").strip().splitlines()[-3:]
         found = "; ".join(lines) or "nothing in its log"

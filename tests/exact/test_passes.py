@@ -54,9 +54,29 @@ def test_every_stored_step_is_what_training_had(tmp_path: Path) -> None:
     assert status["exactness"] == "exact" and status["records_let_go"] == 0
     assert status["replay_passes"] < 0.8 * status["records"], "nothing was redone together"
     stored = everystep.open_run(tmp_path / "run").steps
-    assert len(stored) > 5 and stored[-1] == STEPS
+    assert len(stored) >= 3 and stored[-1] == STEPS
     for step in stored:
         other, its = build()
         assert everystep.restore(tmp_path / "run", other, its, step=step) == step
         found = freeze([other.state_dict(), its.state_dict()["state"]])
         assert found == states[step], f"step {step} differs"
+
+
+@pytest.mark.parametrize(
+    "change", [{"nesterov": True}, {"weight_decay": 0.1}, {"foreach": True}, {"momentum": 0.0}]
+)
+def test_steps_that_are_computed_in_another_way(change: dict[str, float], tmp_path: Path) -> None:
+    model = nn.Linear(30, 20)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, foreach=False)
+    with everystep.attach(model, optimizer, run=tmp_path / "run", on_failure="raise") as run:
+        for step in run.steps(20):
+            if step == 10:
+                optimizer.param_groups[0].update(change)
+            model(torch.randn(8, 30)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    expected = freeze([model.state_dict(), optimizer.state_dict()["state"]])
+    other = nn.Linear(30, 20)
+    its = torch.optim.SGD(other.parameters(), lr=0.05, momentum=0.9)
+    assert everystep.restore(tmp_path / "run", other, its) == 20
+    assert freeze([other.state_dict(), its.state_dict()["state"]]) == expected

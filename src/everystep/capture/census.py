@@ -17,6 +17,17 @@ from everystep.replay.choose import choose
 from everystep.replay.optimizers import class_path, mode_of
 from everystep.replay.tensors import dtype_name
 
+_SWITCHES = (
+    "fused",
+    "foreach",
+    "capturable",
+    "differentiable",
+    "amsgrad",
+    "nesterov",
+    "momentum",
+    "weight_decay",
+    "decoupled_weight_decay",
+)
 Models = torch.nn.Module | Mapping[str, torch.nn.Module]
 Optimizers = torch.optim.Optimizer | Mapping[str, torch.optim.Optimizer]
 kind = attrgetter("dtype", "shape")
@@ -36,7 +47,7 @@ class LiveCensus:
 
     def __post_init__(self) -> None:
         self.kinds = list(map(kind, self.tensors))
-        self._group_sizes = [[*map(len, spec.groups)] for spec in self.census.optimizers]
+        self._forms = self._group_forms()
 
     def follow(self) -> bool:
         """Look where `module.name = tensor` put new tensors; True if the census is no longer true."""
@@ -53,9 +64,12 @@ class LiveCensus:
         return False
 
     def groups_have_grown(self) -> bool:
-        """True after `add_param_group`."""
-        now = [[len(group["params"]) for group in o.param_groups] for o in self.optimizers]
-        return now != self._group_sizes
+        """True after `add_param_group`, or where steps are computed in another way from now on."""
+        return self._group_forms() != self._forms
+
+    def _group_forms(self) -> list[list[tuple[object, ...]]]:
+        """How many parameters each group has, and which code steps them: a twin was chosen for it."""
+        return [[_form(group) for group in o.param_groups] for o in self.optimizers]
 
     def has_grown(self) -> bool:
         """True once `add_param_group`, or a tensor of another shape or type, made the census untrue."""
@@ -64,6 +78,14 @@ class LiveCensus:
     def state_of(self, optimizer: int, atom: int) -> dict[str, Any]:
         """An optimizer's live state of one atom; empty while there is none."""
         return dict(self.optimizers[optimizer].state.get(self.tensors[atom], {}))
+
+
+def _form(group: dict[str, Any]) -> tuple[object, ...]:
+    return (len(group["params"]), *map(_switch, map(group.get, _SWITCHES)))
+
+
+def _switch(value: object) -> object:
+    return bool(value) if isinstance(value, int | float) else type(value)
 
 
 def take_census(models: Models, optimizers: Optimizers, *, log: bool = True) -> LiveCensus:

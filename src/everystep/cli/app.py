@@ -15,6 +15,7 @@ from everystep.cli.bench import bench
 from everystep.cli.doctor import examine
 from everystep.cli.selfcheck import selfcheck
 from everystep.cli.status import run_status
+from everystep.store.bisect import first_bad_step, metric_of
 from everystep.store.reader import open_run
 
 app = typer.Typer(
@@ -96,6 +97,32 @@ def list_steps(run: RunPath, json: Json = False) -> None:
 
     output.show({**document, "problems": stored.problems}, json, render)
     raise typer.Exit(output.PROBLEM if stored.problems else 0)
+
+
+@app.command()
+def bisect(
+    run: RunPath,
+    metric: Annotated[
+        str,
+        typer.Option(help="nonfinite, max-abs=LIMIT, norm=LIMIT, or module:function of tensors."),
+    ] = "nonfinite",
+    json: Json = False,
+) -> None:
+    """The first retained step at which something is wrong; `run.rewind` returns before it."""
+    with output.refusals(json):
+        found = first_bad_step(open_run(run), metric_of(metric))
+    document = found._asdict()
+
+    def render() -> Iterator[Any]:
+        if found.bad is None:
+            yield f"nothing is wrong up to step {found.good}"
+        else:
+            yield f"[bold]step {found.bad}[/bold] is the first bad one: {found.why}"
+            yield f"the newest good step before it: {found.good}"
+        yield f"[dim]looked at {', '.join(map(str, found.looked_at))}[/dim]"
+
+    output.show(document, json, render)
+    raise typer.Exit(output.PROBLEM if found.bad is not None else 0)
 
 
 @app.command()

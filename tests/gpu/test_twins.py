@@ -1,4 +1,4 @@
-"""On the device: every optimizer that has twins has one that is equal in every bit, and a training's replica is."""
+"""On the device: every optimizer that has twins has an equal one, and a training's replica is equal too."""
 
 from __future__ import annotations
 

@@ -12,10 +12,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 
 import everystep
 from everystep.capture.outbox import LetGo
 from everystep.capture.tap import _OrLetGo
+from everystep.core import geometry
 
 RING_SLOTS_MAX = 128
 
@@ -68,3 +70,23 @@ def test_a_full_ring_is_no_error_and_leaves_no_traceback() -> None:
     assert let_go == [True] and full.__traceback__ is None
     with pytest.raises(ValueError, match="another"), _OrLetGo(SimpleNamespace()):
         raise ValueError("another")
+
+
+def test_a_ring_of_two_slots_gets_its_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step and a slice of a base fill it: without waiting there would never be a base."""
+    for name in ("_SLOTS_WANTED", "_SLOTS_FEW"):
+        monkeypatch.setattr(geometry, name, 2)
+    for name in ("_SMALL_RING_BYTES", "_BASE_SLICE_BYTES"):
+        monkeypatch.setattr(geometry, name, 1)
+    model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(20)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    with everystep.attach(model, optimizer, run=tmp_path / "run", on_failure="raise") as run:
+        for step in run.steps(200):
+            model(torch.randn(4, 64)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            time.sleep(0.01)
+            if step % 20 == 19 and run.status()["shadow_step"] is not None:
+                break
+        assert run.status()["ring_slots"] == 2
+        assert step < 100, "a base took too long"

@@ -22,6 +22,8 @@ from everystep.format import values
 from everystep.lane.ring import RingWriter
 from everystep.replay.tensors import pack
 
+_SLOTS_FOR_BASES = 4
+
 
 class StateSender:
     """Owned by the training thread."""
@@ -109,14 +111,15 @@ class StateSender:
         """Everything there is of one atom, without touching its version."""
         version, stays = self._versions[atom], not self._wary
         ring = self._ring.geometry
-        self._outbox.patient = 2 * self._live.census.atoms[atom].bytes > ring.slots * ring.capacity
+        before = self._outbox.patient
+        self._outbox.patient |= 2 * self._live.census.atoms[atom].bytes > ring.slots * ring.capacity
         try:
             self._values([atom], stays)
             for index, spec in enumerate(self._live.census.optimizers):
                 if atom in spec.atoms:
                     self._slots(index, [atom], stays)
         finally:
-            self._outbox.patient = False
+            self._outbox.patient = before
         self._versions[atom] = version
         self.baseless.discard(atom)
 
@@ -184,6 +187,12 @@ class StateSender:
     @property
     def _ring_has_room(self) -> bool:
         return 2 * self._ring.free >= self._ring.geometry.slots
+
+    @property
+    def needs_patience(self) -> bool:
+        """A base and the calls of its steps do not fit into a short ring together: training waits for the
+        shadow then, or there would never be a base."""
+        return bool(self._queue) and self._ring.geometry.slots < _SLOTS_FOR_BASES
 
     @property
     def atoms_left(self) -> int:

@@ -177,6 +177,7 @@ class Tap:
         return (args[0], closure_then_tap, *args[2:]), kwargs
 
     def _log_call(self, index: int) -> None:
+        self.outbox.patient = self.states.needs_patience
         with self._or_let_go():
             self.log.log(index)
 
@@ -224,6 +225,7 @@ class Tap:
             return
         self._answer_requests(step)
         self.states.begin_seal(self.log.gradient_bytes)
+        self.outbox.patient = self.states.needs_patience
         with self._or_let_go():
             self.states.changes(None, range(len(self.live.optimizers)), stays=True)
             self.states.unlogged_now()

@@ -86,6 +86,7 @@ class Shadow:
         self._import_failure: Exception | None = None
         self._poll_ms = _POLL_MS_MIN
         self._ready_since = 0.0
+        self._warm = False  # a full ring means that we lag
         self._distrusted = False  # something of ours failed: the replica is to be given up
 
     def _take_over(self) -> None:
@@ -173,7 +174,7 @@ class Shadow:
             advance = self._replay_module.Advance(self.opening.census, self.replica)
             self.intake.advances |= dict.fromkeys(self._redone_by(twins=False), advance)
             self._replay_module = None
-        if self._ready_to_replay:
+        if self._ready_to_replay and not self._warm:
             self._say_warm_once_caught_up()
 
     def _say_warm_once_caught_up(self) -> None:
@@ -185,6 +186,7 @@ class Shadow:
         caught_up = 2 * ring.waiting <= ring.geometry.slots and self.keeper.has_begun
         if caught_up or not patient:
             ring.say_warm()
+            self._warm = True
 
     def _look_for_predecessor(self) -> None:
         """Until it is gone, the memory we adopted and the run belong to the shadow before."""
@@ -396,7 +398,7 @@ class Shadow:
         return {
             "pid": os.getpid(),
             "trainer_pid": self.opening.trainer_pid if self._trainer_alive else None,
-            "warm": self._ready_to_replay,
+            "warm": self._warm,
             **describe_intake(self.intake),
             **describe_store(self.persister),
             "outlives_trainer": self.opening.survival.outlives,

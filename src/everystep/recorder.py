@@ -34,6 +34,7 @@ log = logging.getLogger("everystep")
 
 _DURABLE_SECONDS = 3600.0
 _WAIT_SECONDS = 600.0
+_START_SECONDS = 60.0  # a shadow says within half of it that it has started, unless it is stuck
 _DOCUMENT_SLACK_BYTES = 16 << 10
 _LANES_MAX = 8
 
@@ -139,7 +140,8 @@ class Recorder:
         def may_wait(waited_seconds: float, must: bool) -> bool:
             if waited_seconds > _WAIT_SECONDS or not connection.shadow.alive:
                 return False
-            return must or self._options.on_lag == "wait" or not connection.ring.shadow_is_warm
+            starting = not connection.ring.shadow_is_warm and waited_seconds < _START_SECONDS
+            return must or self._options.on_lag == "wait" or starting
 
         return may_wait
 

@@ -41,6 +41,7 @@ def run_pass(twin: Twin, rows: Rows, steps: Sequence[Step], powers: Powers, thre
                 found = numbers_of(twin, group, int(time), powers, step.scale)
                 table["number"][now, column] = found.values
                 table["flags"][now, column] = found.flags
-        table["flags"][moved & rows.fresh, column] |= np.uint32(Flag.FIRST)
-        rows.fresh &= ~moved
+        begins = rows.fresh & ((table["flags"][:, column] & Flag.MOMENTUM) != 0)
+        table["flags"][begins, column] |= np.uint32(Flag.FIRST)
+        rows.fresh &= ~begins
     replay(twin.number, rows.targets, table, threads)

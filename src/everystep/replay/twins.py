@@ -140,7 +140,9 @@ def _decay(values: list[float], group: Mapping[str, Any], *, decoupled: float) -
 
 
 def _power(powers: Powers, beta: np.float32, time: int) -> np.float32:
-    known = powers[float(beta)]
+    known = powers.get(float(beta))
+    if known is None:  # it came after attach: within the last bit or two of what the device has
+        return f32(float(beta) ** time)
     return f32(known[time - 1]) if time <= len(known) else f32(0)
 
 

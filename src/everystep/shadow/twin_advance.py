@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -81,23 +82,24 @@ class TwinAdvance:
 
     def _make_slots(self, steps: list[Step]) -> None:
         """Parameters that are moved for the first time get their slots, filled with zeros."""
-        moved = np.any([step.gradients != 0 for step in steps], axis=0)
-        wanted = []
-        for place in np.flatnonzero(moved):
-            atom, group = self._spec.atoms[place], steps[0].groups[self._group_of[place]]
-            kind = self._census.atoms[atom]
-            wanted += [
-                (atom, self._slot(name), kind.dtype, kind.shape)
-                for name in slots_of(self._rule, group)
-            ]
-            if self._rule == "adam" and (atom, self._slot("step")) not in self._replica.places:
-                wanted.append((atom, self._slot("step"), "float32", ()))
+        wanted: dict[tuple[int, str], tuple[str, tuple[int, ...]]] = {}
+        for (
+            step
+        ) in steps:  # groups may change within a pass: what any of its steps needs must be there
+            names = [slots_of(self._rule, group) for group in step.groups]
+            for place in np.flatnonzero(step.gradients):
+                atom = self._spec.atoms[place]
+                kind = self._census.atoms[atom]
+                for name in names[self._group_of[place]]:
+                    wanted[atom, self._slot(name)] = kind.dtype, kind.shape
+                if self._rule == "adam" and (atom, self._slot("step")) not in self._replica.places:
+                    wanted[atom, self._slot("step")] = "float32", ()
         self._fresh = {
             atom
-            for atom, slot, *_ in wanted
+            for atom, slot in wanted
             if slot.endswith("/momentum_buffer") and (atom, slot) not in self._replica.places
         }
-        self._replica.reserve(wanted)
+        self._replica.reserve((*key, *kind) for key, kind in wanted.items())
 
     def _keep_the_rest(self, base: BaseCopy) -> None:
         """Copy what the pass will not come by: buffers, frozen parameters, step counters."""
@@ -155,8 +157,8 @@ def _groups(encoded: bytes) -> list[dict[str, Any]]:
 
 
 def _number(tag: str, payload: Any) -> Any:
-    """A learning rate may be a tensor: its value counts here."""
+    """A learning rate may be a tensor of one element: its value counts here."""
     if tag != "tensor":
         return payload
     name, shape, data, _ = payload
-    return float(np.frombuffer(data, name)[0]) if not shape else None
+    return float(np.frombuffer(data, name)[0]) if math.prod(shape) == 1 else None

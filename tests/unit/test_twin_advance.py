@@ -1,0 +1,108 @@
+"""Passes of twins over a replica, fed by hand with param groups that change from call to call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from everystep import native
+from everystep.core.census import Atom, Census, Mode, OptimizerSpec
+from everystep.core.events import Call, pack_presence
+from everystep.format import values
+from everystep.replay.tensors import pack, view_tensor
+from everystep.shadow.replica import Replica
+from everystep.shadow.twin_advance import TwinAdvance
+
+pytestmark = pytest.mark.skipif(native.library() is None, reason="the twins were not compiled")
+SIZE = 5
+
+
+def census(twin: str, path: str) -> Census:
+    spec = OptimizerSpec("", path, Mode.REPLAY, ((0,),), "", {"float32": twin})
+    return Census((Atom("w", "float32", (SIZE,)),), (spec,), "exact")
+
+
+def replica_of(taken: Census) -> Replica:
+    replica = Replica(taken, None)
+    replica.reserve_values()
+    replica.based = [True]
+    return replica
+
+
+def call(optimizer: torch.optim.Optimizer, gradient: torch.Tensor) -> tuple[Call, memoryview]:
+    groups = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
+    encoded = values.encode(groups, "groups", pack)
+    payload = memoryview(bytearray(gradient.numpy().tobytes()))
+    return Call(0, encoded, pack_presence([True]), 0, {}), payload
+
+
+def sgd(twin_lr: Any = 0.1, **more: Any) -> tuple[torch.nn.Parameter, torch.optim.SGD]:
+    parameter = torch.nn.Parameter(torch.zeros(SIZE))
+    return parameter, torch.optim.SGD([parameter], lr=twin_lr, **more)
+
+
+def step_both(
+    parameter: torch.nn.Parameter, optimizer: torch.optim.Optimizer, changes: list[dict[str, Any]]
+) -> list[tuple[Call, memoryview]]:
+    """The trainer's steps, each with other values in its group; returns what would be logged."""
+    calls = []
+    for number, change in enumerate(changes):
+        optimizer.param_groups[0].update(change)
+        parameter.grad = torch.arange(SIZE) * 0.37 + number
+        calls.append(call(optimizer, parameter.grad))
+        optimizer.step()
+    return calls
+
+
+@pytest.mark.parametrize("momenta", [[0.0, 0.9, 0.9], [0.9, 0.0, 0.8], [0.0, 0.0, 0.5]])
+def test_momentum_may_begin_within_a_pass(momenta: list[float]) -> None:
+    parameter, optimizer = sgd()
+    calls = step_both(parameter, optimizer, [{"momentum": m} for m in momenta])
+    taken = census("sgd-cpu-float32", "torch.optim.sgd:SGD")
+    replica = replica_of(taken)
+    TwinAdvance(taken, 0, replica, {}, 1).calls(calls)
+    assert bytes(replica.view((0, ""))) == parameter.detach().numpy().tobytes()
+    momentum = optimizer.state[parameter]["momentum_buffer"]
+    assert bytes(replica.view((0, "/momentum_buffer"))) == momentum.numpy().tobytes()
+
+
+def test_a_parameter_that_moves_without_momentum_is_fresh_when_it_gets_some() -> None:
+    """Its first gradient with momentum is the buffer, whatever came before in the same pass."""
+    parameter, optimizer = sgd(momentum=0.9, dampening=0.5)
+    calls = step_both(parameter, optimizer, [{}, {"momentum": 0.0}, {"momentum": 0.9}])
+    absent = Call(0, calls[0][0].groups, pack_presence([False]), 0, {}), calls[0][1]
+    parameter, optimizer = sgd(momentum=0.0, dampening=0.5)
+    for (_, payload), momentum in zip(calls[1:], (0.0, 0.9), strict=True):
+        optimizer.param_groups[0]["momentum"] = momentum
+        parameter.grad = view_tensor(payload, "float32", (SIZE,))
+        optimizer.step()
+    taken = census("sgd-cpu-float32", "torch.optim.sgd:SGD")
+    replica = replica_of(taken)
+    TwinAdvance(taken, 0, replica, {}, 1).calls([absent, *calls[1:]])
+    assert bytes(replica.view((0, ""))) == parameter.detach().numpy().tobytes()
+
+
+@pytest.mark.parametrize("lr", [torch.tensor(0.1), torch.tensor([0.1])])
+def test_a_learning_rate_may_be_a_tensor_of_one_element(lr: torch.Tensor) -> None:
+    parameter, optimizer = sgd(lr)
+    calls = step_both(parameter, optimizer, [{}, {}])
+    taken = census("sgd-cpu-float32", "torch.optim.sgd:SGD")
+    replica = replica_of(taken)
+    TwinAdvance(taken, 0, replica, {}, 1).calls(calls)
+    assert bytes(replica.view((0, ""))) == parameter.detach().numpy().tobytes()
+
+
+def test_betas_may_be_others_than_at_attach() -> None:
+    """A scheduler that cycles them: nobody asked the device for their powers."""
+    parameter = torch.nn.Parameter(torch.zeros(SIZE))
+    optimizer = torch.optim.AdamW([parameter], lr=0.1)
+    changes = [{"betas": (0.9 - 0.01 * n, 0.999)} for n in range(4)]
+    calls = step_both(parameter, optimizer, changes)
+    taken = census("adam-fused-float32", "torch.optim.adamw:AdamW")
+    replica = replica_of(taken)
+    TwinAdvance(taken, 0, replica, {}, 1).calls(calls)
+    found = np.frombuffer(replica.view((0, "")), np.float32)
+    np.testing.assert_allclose(found, parameter.detach().numpy(), rtol=1e-5)

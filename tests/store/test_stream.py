@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +60,29 @@ def test_refused_direct_writes_go_through_the_page_cache(
     monkeypatch.setattr(stream.os, "pwrite", pwrite)
     data = os.urandom(3 * BUFFER + 17)
     assert not write(tmp_path / "file", data).direct
+    assert (tmp_path / "file").read_bytes() == data
+
+
+def test_two_direct_writes_refused_at_once_both_go_through_the_page_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written, both = os.pwrite, threading.Barrier(2)
+    late = threading.Lock()
+    refusals = iter([True, True])
+
+    def pwrite(fd: int, *args: Any) -> int:
+        if next(refusals, False):
+            both.wait(10)  # issued together, told one after the other
+            if not late.acquire(blocking=False):
+                time.sleep(0.2)
+            raise OSError(errno.EINVAL, "refused")
+        return written(fd, *args)
+
+    opened = os.open
+    monkeypatch.setattr(stream.os, "open", lambda p, f, *a: opened(p, f & ~os.O_DIRECT, *a))
+    monkeypatch.setattr(stream.os, "pwrite", pwrite)
+    data = os.urandom(4 * BUFFER + 17)
+    write(tmp_path / "file", data)
     assert (tmp_path / "file").read_bytes() == data
 
 

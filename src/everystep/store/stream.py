@@ -77,10 +77,11 @@ class StreamWriter:
 
     def _write(self, data: memoryview, at: int) -> None:
         while len(data):
+            direct = self.direct  # as it was asked: another thread may be refused at the same time
             try:
                 count = os.pwrite(self._fd, data, at)
             except OSError as error:
-                if not self.direct or error.errno not in _REFUSED:
+                if not direct or error.errno not in _REFUSED:
                     raise
                 self._go_buffered()
                 continue

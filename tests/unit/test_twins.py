@@ -3,6 +3,9 @@ on how many steps a pass does, on threads, or on where a tensor is cut."""
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from typing import Any
 
 import numpy as np
@@ -11,7 +14,7 @@ import torch
 
 from everystep import native
 from everystep.native import TARGET
-from everystep.replay.choose import choose
+from everystep.replay.choose import _known, choose
 from everystep.replay.passes import Rows, Step, run_pass
 from everystep.replay.selfcheck import Probe, awkward, device_powers, differences
 from everystep.replay.twins import SLOTS, TWINS, Powers, Twin, powers_needed, slots_of
@@ -222,3 +225,36 @@ def test_absent_gradients_and_their_clocks() -> None:
     run_pass(twin, rows, [only_first, only_first], powers_of(group), 1)
     assert rows.times.tolist() == [2, 0]
     assert torch.equal(values[1], torch.ones(5)) and not torch.equal(values[0], torch.ones(5))
+
+
+@pytest.mark.parametrize("device", ["meta", "cpu"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_defaults_of_the_user_do_not_disturb_the_choice(device: str, dtype: torch.dtype) -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(3))], momentum=0.5)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    _known.clear()
+    try:
+        with torch.device(device):
+            assert choose(optimizer).twins == {"float32": "sgd-cpu-float32"}
+    finally:
+        torch.set_default_dtype(before)
+
+
+def test_a_fork_of_the_trainer_may_choose_too() -> None:
+    """Threads do not survive a fork, and whoever waits for them waits for ever."""
+    _known.clear()
+    choose(torch.optim.SGD([torch.nn.Parameter(torch.ones(3))], momentum=0.5))
+    _known.clear()
+    child = os.fork()
+    if not child:
+        torch.set_num_threads(1)
+        choose(torch.optim.SGD([torch.nn.Parameter(torch.ones(3))], momentum=0.5))
+        os._exit(0)
+    until = time.monotonic() + 30
+    while not (ended := os.waitpid(child, os.WNOHANG)[0]) and time.monotonic() < until:
+        time.sleep(0.05)
+    if not ended:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert ended, "the child hangs"

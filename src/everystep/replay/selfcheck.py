@@ -24,19 +24,26 @@ class Probe(NamedTuple):
     sizes: Sequence[int] = (1, 3, 1023, 4096)
     steps: int = 6
     per_pass: int = 4
-    threads: int = 2
+    threads: int = 1  # a thread pool of the trainer's would not survive its forks
 
 
 def awkward(count: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
     """Mixed magnitudes, and a few infinities, denormals, signed zeros and NaNs between them."""
+    with torch.device("cpu"):  # whatever the user's default is
+        return _awkward(count, seed).to(dtype)
+
+
+def _awkward(count: int, seed: int) -> torch.Tensor:
     source = torch.Generator().manual_seed(seed)
-    values = torch.randn(count, generator=source)
+    values = torch.randn(count, generator=source, dtype=torch.float32)
     values *= torch.pow(10.0, torch.randint(-9, 4, (count,), generator=source).float())
-    special = torch.tensor([0.0, -0.0, math.inf, -math.inf, math.nan, 1e-40, -1e-42, 3e38, 1e-38])
+    special = torch.tensor(
+        [0.0, -0.0, math.inf, -math.inf, math.nan, 1e-40, -1e-42, 3e38, 1e-38], dtype=torch.float32
+    )
     if count >= 512:
         places = torch.randint(count, (count // 256,), generator=source)
         values[places] = special[torch.randint(len(special), (len(places),), generator=source)]
-    return values.to(dtype)
+    return values
 
 
 def candidates(rule: str, dtype: str, device: torch.device) -> list[Twin]:

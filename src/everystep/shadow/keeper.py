@@ -47,6 +47,7 @@ class Keeper:
         """The replica is about to be given up: have it written; True once its memory may change."""
         if self.holds_still:
             return False
+        self.wanted = None  # who filled it later would find another state
         if (
             not self.has_news
             or self._parted_at == self._intake.step

@@ -1,0 +1,103 @@
+"""What the keeper writes when the replica is given up: a copy that nobody filled must not be filled later."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from everystep.core.census import Atom, Census, Mode, OptimizerSpec
+from everystep.core.events import Edit, Event, Rebase, Seal
+from everystep.core.geometry import SLOT_HEADER_BYTES, Geometry
+from everystep.errors import StoreError
+from everystep.format.base import SessionValues
+from everystep.format.slot import FLAG_GAP, FLAG_SEALED, pack_events
+from everystep.lane.arena import SharedMemory
+from everystep.lane.ring import RingReader, RingWriter
+from everystep.options import Options
+from everystep.shadow.intake import Intake
+from everystep.shadow.keeper import Keeper
+from everystep.shadow.persist import Persister
+from everystep.shadow.replica import Replica
+from everystep.store import epoch
+from everystep.store.runs import read_lineage
+
+SPEC = OptimizerSpec("", "torch.optim.sgd:SGD", Mode.REPLAY, ((0,),))
+CENSUS = Census((Atom("w", "float32", (2,)),), (SPEC,), "exact")
+GEOMETRY = Geometry(slots=8, slot_bytes=4096)
+EDIT = Edit(0, "", "float32", (2,), 0, 8, 0)
+
+
+class Copies:
+    """An advance whose passes could copy."""
+
+    copies = True
+
+    def calls(self, calls: Any, base: Any = None) -> list[list[int]]:
+        raise AssertionError("no call was logged")
+
+    def slots_changed(self, atom: int) -> None: ...
+
+
+def publish(writer: RingWriter, events: list[Event], payload: bytes, flags: int, step: int) -> None:
+    ticket = writer.take()
+    assert ticket is not None
+    start = writer.slot_at(ticket) + SLOT_HEADER_BYTES
+    writer.memory.view[start : start + len(payload)] = payload
+    document, checksum = pack_events(events)
+    writer.publish(
+        ticket,
+        flags=flags,
+        step=step,
+        payload_bytes=len(payload),
+        document=document,
+        checksum=checksum,
+    )
+    writer.commit_device(ticket)
+
+
+def test_a_wanted_copy_goes_with_the_replica_that_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = SharedMemory.create(GEOMETRY.bytes, "test")
+    writer = RingWriter(memory, GEOMETRY, nonce=5)
+    replica = Replica(CENSUS, None)
+    replica.reserve_values()
+    empty = SessionValues(0, b"", b"", (), ())
+    intake = Intake(CENSUS, RingReader(memory, GEOMETRY), replica, empty)
+    intake.advances[0] = Copies()
+    persister = Persister(tmp_path / "run", None, 3)
+    keeper = Keeper(Options(durable_every=1), intake, persister)
+    persister.claim()
+    publish(
+        writer,
+        [EDIT, Rebase((0,), (1,)), Seal(1, 0, b"rng", b"", (), {}, 0)],
+        b"state at",
+        FLAG_SEALED,
+        1,
+    )
+    assert intake.take(may_apply=True) and intake.whole
+    keeper.persist_if_due(asked=False, last_words=False, moving=True)
+    assert keeper.wanted is not None
+    publish(writer, [], b"", FLAG_GAP, 1)
+    intake.take(may_apply=True, base=keeper.wanted)
+
+    def fails(*_: Any) -> Any:
+        raise StoreError("the disk is away for a moment")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(epoch, "write_base", fails)
+        until = time.monotonic() + 10
+        while not keeper.part():
+            assert time.monotonic() < until
+            time.sleep(0.01)
+    intake.forget()
+    publish(writer, [EDIT], b"half of ", 0, 2)  # the new base begins to arrive
+    intake.take(may_apply=True)
+    if keeper.wanted is not None:
+        keeper.wanted.wanted_since = 0.0
+    keeper.look_after_copy()
+    persister.wait()
+    assert not read_lineage(tmp_path / "run").candidates, "a base was written of what was given up"

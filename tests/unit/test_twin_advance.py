@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,8 @@ from everystep import native
 from everystep.core.census import Atom, Census, Mode, OptimizerSpec
 from everystep.core.events import Call, pack_presence
 from everystep.format import values
+from everystep.format.base import SessionValues
+from everystep.lane.arena import SharedMemory
 from everystep.replay.tensors import pack, view_tensor
 from everystep.shadow.replica import Replica
 from everystep.shadow.twin_advance import TwinAdvance
@@ -106,3 +109,23 @@ def test_betas_may_be_others_than_at_attach() -> None:
     TwinAdvance(taken, 0, replica, {}, 1).calls(calls)
     found = np.frombuffer(replica.view((0, "")), np.float32)
     np.testing.assert_allclose(found, parameter.detach().numpy(), rtol=1e-5)
+
+
+def test_slots_begin_with_zeros_also_in_memory_that_was_adopted() -> None:
+    """The user cleared the optimizer's state; the shadow that adopts the memory makes the slots anew."""
+    parameter = torch.nn.Parameter(torch.zeros(SIZE))
+    taken = census("adam-fused-float32", "torch.optim.adam:Adam")
+    optimizer = torch.optim.Adam([parameter])
+    first, second = step_both(parameter, optimizer, [{}, {}])
+    replica = replica_of(taken)
+    TwinAdvance(taken, 0, replica, {}, 1).calls([first, second])
+    replica.drop_slots(0, set())
+    session = SessionValues(2, b"", b"", (), ())
+    holding = replica.holding(epoch=1, session=session, tail_bytes=0, tail_steps=0)
+    heir = Replica(taken, None)
+    heir.adopt(holding, [SharedMemory(os.dup(extent.fd)) for extent in replica.extents])
+    TwinAdvance(taken, 0, heir, {}, 1).calls([first])
+    alone = replica_of(taken)
+    TwinAdvance(taken, 0, alone, {}, 1).calls([first])
+    for name in ("exp_avg", "exp_avg_sq", "step"):
+        assert bytes(heir.view((0, f"/{name}"))) == bytes(alone.view((0, f"/{name}")))

@@ -30,6 +30,12 @@ def copy(targets: Sequence[memoryview], sources: Sequence[memoryview]) -> None:
             pass
 
 
+def clear(view: memoryview) -> None:
+    """Fill it with zeros."""
+    if len(view):
+        ctypes.memset(address_of(view), 0, len(view))
+
+
 def room_for(sources: Sequence[memoryview]) -> list[memoryview]:
     """Memory for a copy of each, one behind the other; it becomes real when it is written."""
     memory = _fresh(sum(len(source) for source in sources))

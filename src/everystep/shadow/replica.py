@@ -16,7 +16,7 @@ from everystep.errors import CorruptData, NotEnoughMemory
 from everystep.format.base import SessionValues
 from everystep.lane.arena import SharedMemory
 from everystep.lane.control import Holding, Place
-from everystep.lane.memory import copy
+from everystep.lane.memory import clear, copy
 
 _EXTENTS_FOR_VALUES = 4  # slots need as much room as values, or twice: a dozen extents at most
 Key = tuple[int, str]  # atom, slot; slot "" is the atom's value
@@ -57,6 +57,8 @@ class Replica:
         sizes = [tensor_bytes(dtype, shape) for _, _, dtype, shape in new]
         if not new:
             return
+        for atom, slot, *_ in new:
+            self._drop((atom, slot))
         self._make_room(sum(align(size) for size in sizes))
         for (atom, slot, dtype, shape), size in zip(new, sizes, strict=True):
             extent = len(self.extents) - 1
@@ -98,6 +100,12 @@ class Replica:
     def drop_slots(self, atom: int, keep: set[str]) -> None:
         """Forget optimizer slots of an atom that its new base does not have."""
         for key in [k for k in self.places if k[0] == atom and k[1] and k[1] not in keep]:
+            self._drop(key)
+
+    def _drop(self, key: Key) -> None:
+        """Whoever adopts this memory may reserve the place again, and new places hold zeros."""
+        if key in self.places:
+            clear(self.view(key))
             del self.places[key]
 
     def slots_of(self, atom: int) -> Iterator[tuple[str, memoryview, Place]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import time
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from everystep.format.slot import FLAG_GAP, FLAG_SEALED, pack_events
 from everystep.lane.arena import SharedMemory
 from everystep.lane.ring import RingReader, RingWriter
 from everystep.options import Options
+from everystep.shadow import copies
 from everystep.shadow.intake import Intake
 from everystep.shadow.keeper import Keeper
 from everystep.shadow.persist import Persister
@@ -58,27 +60,45 @@ def publish(writer: RingWriter, events: list[Event], payload: bytes, flags: int,
     writer.commit_device(ticket)
 
 
+class Bench:
+    """A replica at step 1, and a store that has nothing of it."""
+
+    def __init__(self, run: Path) -> None:
+        memory = SharedMemory.create(GEOMETRY.bytes, "test")
+        self.writer = RingWriter(memory, GEOMETRY, nonce=5)
+        replica = Replica(CENSUS, None)
+        replica.reserve_values()
+        empty = SessionValues(0, b"", b"", (), ())
+        self.intake = Intake(CENSUS, RingReader(memory, GEOMETRY), replica, empty)
+        self.intake.advances[0] = Copies()
+        self.persister = Persister(run, None, 3)
+        self.keeper = Keeper(Options(durable_every=1), self.intake, self.persister)
+        self.persister.claim()
+        seal = Seal(1, 0, b"rng", b"", (), {}, 0)
+        publish(self.writer, [EDIT, Rebase((0,), (1,)), seal], b"state at", FLAG_SEALED, 1)
+        assert self.intake.take(may_apply=True) and self.intake.whole
+
+
+def test_a_copy_that_memory_is_refused_for_is_not_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(tmp_path / "run")
+
+    def refused(*_: Any) -> Any:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(copies, "room_for", refused)
+    bench.keeper.persist_if_due(asked=False, last_words=False, moving=True)
+    assert bench.keeper.wanted is None
+    bench.persister.wait()
+    assert [c.entry.step for c in read_lineage(tmp_path / "run").candidates] == [1]
+
+
 def test_a_wanted_copy_goes_with_the_replica_that_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    memory = SharedMemory.create(GEOMETRY.bytes, "test")
-    writer = RingWriter(memory, GEOMETRY, nonce=5)
-    replica = Replica(CENSUS, None)
-    replica.reserve_values()
-    empty = SessionValues(0, b"", b"", (), ())
-    intake = Intake(CENSUS, RingReader(memory, GEOMETRY), replica, empty)
-    intake.advances[0] = Copies()
-    persister = Persister(tmp_path / "run", None, 3)
-    keeper = Keeper(Options(durable_every=1), intake, persister)
-    persister.claim()
-    publish(
-        writer,
-        [EDIT, Rebase((0,), (1,)), Seal(1, 0, b"rng", b"", (), {}, 0)],
-        b"state at",
-        FLAG_SEALED,
-        1,
-    )
-    assert intake.take(may_apply=True) and intake.whole
+    bench = Bench(tmp_path / "run")
+    writer, intake, keeper = bench.writer, bench.intake, bench.keeper
     keeper.persist_if_due(asked=False, last_words=False, moving=True)
     assert keeper.wanted is not None
     publish(writer, [], b"", FLAG_GAP, 1)
@@ -99,5 +119,5 @@ def test_a_wanted_copy_goes_with_the_replica_that_is_given_up(
     if keeper.wanted is not None:
         keeper.wanted.wanted_since = 0.0
     keeper.look_after_copy()
-    persister.wait()
+    bench.persister.wait()
     assert not read_lineage(tmp_path / "run").candidates, "a base was written of what was given up"

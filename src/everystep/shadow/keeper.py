@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 
 from everystep.core.cadence import base_is_due
@@ -11,6 +12,8 @@ from everystep.shadow.copies import BaseCopy
 from everystep.shadow.intake import Intake
 from everystep.shadow.persist import Persister
 from everystep.store.bases import Snapshot, SnapshotTensor
+
+log = logging.getLogger(__name__)
 
 
 class Keeper:
@@ -98,17 +101,25 @@ class Keeper:
         if self.has_news and (asked or last_words or due or failed):
             self.wanted = None
             if moving and not asked and self._intake.passes_can_copy and self._can_afford_copy():
-                self.wanted = BaseCopy(self._snapshot(), self._persister)
-            else:
+                self.wanted = self._room_for_copy()
+            if self.wanted is None:
                 self._start(copy=moving and self._can_afford_copy())
 
     def _start(self, *, copy: bool) -> None:
-        self._writes_in_place, self._aside = not copy, None
-        if not copy:
+        self._aside = self._room_for_copy() if copy else None
+        self._writes_in_place = self._aside is None
+        if self._aside is None:
             self._persister.start(self._snapshot())
-            return
-        self._aside = BaseCopy(self._snapshot(), self._persister)
-        self._persister.start(self._aside.snapshot, before=self._aside.aside)
+        else:
+            self._persister.start(self._aside.snapshot, before=self._aside.aside)
+
+    def _room_for_copy(self) -> BaseCopy | None:
+        """None where the kernel refuses the memory: then the replica holds still for the writer."""
+        try:
+            return BaseCopy(self._snapshot(), self._persister)
+        except OSError as error:
+            log.warning("no_room_for_copy step=%d error=%s", self._intake.step, error)
+            return None
 
     def _changed(self, atom: int) -> bool:
         replica = self._intake.replica

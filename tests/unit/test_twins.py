@@ -11,9 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from everystep import native
+from everystep.capture.census import take_census
 from everystep.native import TARGET
+from everystep.replay import choose as choose_module
 from everystep.replay.choose import _known, choose
 from everystep.replay.passes import Rows, Step, run_pass
 from everystep.replay.selfcheck import Probe, awkward, device_powers, differences
@@ -258,3 +261,39 @@ def test_a_fork_of_the_trainer_may_choose_too() -> None:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
     assert ended, "the child hangs"
+
+
+def test_a_twin_stands_for_the_code_that_it_was_compared_with() -> None:
+    model = torch.nn.Linear(3, 2)
+    live = take_census(model, torch.optim.SGD(model.parameters(), momentum=0.9))
+    assert live.census.optimizers[0].twins and not live.groups_have_grown()
+    live.optimizers[0].param_groups[0].update(lr=0.5, momentum=0.8)
+    assert not live.groups_have_grown(), "values are logged with every call"
+    live.optimizers[0].param_groups[0]["fused"] = True
+    assert live.groups_have_grown(), "another kernel rounds differently"
+
+
+def test_the_users_hooks_do_not_see_the_probe() -> None:
+    seen: list[object] = []
+    handle = register_optimizer_step_pre_hook(lambda optimizer, *_: seen.append(optimizer))
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(3))], momentum=0.9)
+    _known.clear()
+    try:
+        assert choose(optimizer).twins == {"float32": "sgd-cpu-float32"}
+    finally:
+        handle.remove()
+    assert not seen
+
+
+@pytest.mark.parametrize(("fused", "expected"), [(False, "ops"), (True, "fused")])
+def test_between_equal_twins_the_kernels_own_is_taken(
+    fused: bool, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plain SGD in bfloat16 rounds once either way; with decay, which may come later, it does not."""
+    equal = {"sgd-fused-bfloat16": 0, "sgd-ops-bfloat16": 0}
+    monkeypatch.setattr(choose_module, "differences", lambda *_: equal)
+    _known.clear()
+    parameter = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+    chosen = choose(torch.optim.SGD([parameter], fused=fused))
+    _known.clear()
+    assert chosen.twins == {"bfloat16": f"sgd-{expected}-bfloat16"}

@@ -69,7 +69,9 @@ def _twin(optimizer: torch.optim.Optimizer, device: torch.device, dtype: torch.d
             found = differences(build, device, dtype, Probe())
             _known[key] = {name for name, differing in found.items() if not differing}
         left = _known[key] if left is None else left & _known[key]
-    return min(left) if left else None
+    fused = any(group.get("fused") for group in optimizer.param_groups)
+    # settings may leave no difference between two: later ones may, so the kernel's own comes first
+    return min(left, key=lambda name: (("fused" in name) != fused, name)) if left else None
 
 
 def _rebuilt(

@@ -89,10 +89,16 @@ def differences(
             group["lr"] = _lr_at(number, group["lr"])
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient.to(device)
-        optimizer.step()
+        _step_unseen(optimizer)
         for mirror in mirrors:
             mirror.step(dict(optimizer.param_groups[0]), gradients)
     return {mirror.twin_name: mirror.differences(optimizer, parameters) for mirror in mirrors}
+
+
+def _step_unseen(optimizer: torch.optim.Optimizer) -> None:
+    """Without the hooks that a user registered for every optimizer: this one is none of theirs."""
+    step: Any = type(optimizer).step
+    (step.__wrapped__ if getattr(step, "hooked", False) else step)(optimizer)
 
 
 def _lr_at(number: int, lr: Any) -> Any:

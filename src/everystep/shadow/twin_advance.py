@@ -81,11 +81,10 @@ class TwinAdvance:
         return Step(gradients, _groups(call.groups), amp.get("grad_scale"))
 
     def _make_slots(self, steps: list[Step]) -> None:
-        """Parameters that are moved for the first time get their slots, filled with zeros."""
+        """Parameters that are moved for the first time get their slots, filled with zeros. Groups may change
+        within a pass: what any of its steps needs must be there."""
         wanted: dict[tuple[int, str], tuple[str, tuple[int, ...]]] = {}
-        for (
-            step
-        ) in steps:  # groups may change within a pass: what any of its steps needs must be there
+        for step in steps:
             names = [slots_of(self._rule, group) for group in step.groups]
             for place in np.flatnonzero(step.gradients):
                 atom = self._spec.atoms[place]

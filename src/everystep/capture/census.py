@@ -23,6 +23,7 @@ _SWITCHES = (
     "capturable",
     "differentiable",
     "amsgrad",
+    "maximize",
     "nesterov",
     "momentum",
     "weight_decay",

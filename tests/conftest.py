@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from everystep.lane.arena import SharedMemory
+
 
 def shadows_in(folder: Path) -> list[int]:
     """Shadows whose runtime folder is below `folder`, found by their open sockets' directory."""
@@ -28,6 +30,22 @@ def shadows_in(folder: Path) -> list[int]:
             ):
                 found.append(int(entry.name))
     return found
+
+
+@pytest.fixture(autouse=True)
+def no_shared_memory_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a test made in its own process is given back: another one counts descriptors."""
+    made: list[SharedMemory] = []
+    plain = SharedMemory.__init__
+
+    def remembered(self: SharedMemory, fd: int) -> None:
+        plain(self, fd)
+        made.append(self)
+
+    monkeypatch.setattr(SharedMemory, "__init__", remembered)
+    yield
+    for memory in made:
+        memory.close()
 
 
 @pytest.fixture(autouse=True)

@@ -56,9 +56,7 @@ class Intake:
         self.ring = ring
         self.replica = replica
         self.session = session
-        self.advances: dict[
-            int, Advance
-        ] = {}  # by optimizer; those of torch come when it is loaded
+        self.advances: dict[int, Advance] = {}  # by optimizer; torch's come once it is loaded
         self.tail: deque[tuple[int, bytes]] = deque()  # steps and frames: calls nobody here redoes
         self.gap = False  # records were let go: everything must be based anew
         self.records = 0
@@ -93,8 +91,8 @@ class Intake:
         return bool(self._records)
 
     @property
-    def passes_can_copy(self) -> bool:
-        """Whether the next pass over the state may copy it on its way."""
+    def one_pass_redoes_many(self) -> bool:
+        """Whether twins move everything: several records in a pass, which may copy the state on its way."""
         advance = self.advances.get(0)
         return advance is not None and advance.copies and len(self.census.optimizers) == 1
 
@@ -136,7 +134,10 @@ class Intake:
         return run
 
     def _more_will_come(self, run: int) -> bool:
-        """Whether a pass should wait: half the ring stays free for what arrives meanwhile."""
+        """Whether a pass should wait: half the ring stays free for what arrives meanwhile. torch takes
+        records one by one, so nothing is won by waiting for it."""
+        if not self.one_pass_redoes_many:
+            return False
         wanted = min(_RUN_MAX, self.ring.geometry.slots // 2)
         waited = time.monotonic() - self._waiting_since
         return 0 < run == len(self._records) < wanted and waited < _PATIENCE_SECONDS

@@ -100,7 +100,12 @@ class Keeper:
         failed = bool(state.problem)  # what failed is tried until it is done
         if self.has_news and (asked or last_words or due or failed):
             self.wanted = None
-            if moving and not asked and self._intake.passes_can_copy and self._can_afford_copy():
+            if (
+                moving
+                and not asked
+                and self._intake.one_pass_redoes_many
+                and self._can_afford_copy()
+            ):
                 self.wanted = self._room_for_copy()
             if self.wanted is None:
                 self._start(copy=moving and self._can_afford_copy())

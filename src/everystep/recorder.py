@@ -187,7 +187,7 @@ class Recorder:
         """The census or a slot's size is no longer right: a new shadow, the old one until it is based."""
         predecessor = self.card()
         if self.connection is not None and self.connection.shadow.alive:
-            epoch = self.ask(AskStatus(), 30).status.get("epoch")
+            epoch = self.ask(AskStatus(exact=True), 30).status.get("epoch")
             self.point = Point(epoch, self.step) if epoch else self.point
             if predecessor is None:  # unless it takes over now, the one before it still speaks
                 refused = self.ask(AskRetire(unless_speaking=True), 30).error

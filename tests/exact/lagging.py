@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from everystep.capture import copier
-from everystep.capture.side import STAGING_BYTES
+from everystep.device.side import STAGING_BYTES
 from everystep.recorder import Recorder
 
 
@@ -31,6 +31,7 @@ class LaggingSide:
         self._queued = self._done = 0
         self._staging = torch.empty(STAGING_BYTES, dtype=torch.uint8)
         self.waits = 0
+        self.packing_pays = seed % 2 == 0
 
     def follow(self) -> None:
         self._run_some()

@@ -28,8 +28,9 @@ def build(kind: str) -> tuple[torch.nn.Module, torch.optim.Optimizer, torch.amp.
         return model, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), None
     if kind == "muon":
         return model, torch.optim.Muon(model.parameters(), lr=0.01), None
-    fused = kind in ("adamw-fused", "adamw-scaler")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=fused or None)
+    fused = kind.endswith(("-fused", "-scaler"))
+    family = torch.optim.AdamW if kind.startswith("adamw") else torch.optim.Adam
+    optimizer = family(model.parameters(), lr=1e-3, fused=fused or None)
     scaler = torch.amp.GradScaler("cuda", init_scale=2.0**18) if kind == "adamw-scaler" else None
     return model, optimizer, scaler
 
@@ -73,10 +74,10 @@ def main() -> None:
         for index in range(job["steps"]):
             step(index)
     digest = hashlib.sha256()
-    for tensor in model.state_dict().values():
+    slots = [t for s in optimizer.state.values() for _, t in sorted(s.items())]
+    for tensor in (*model.state_dict().values(), *slots):
         digest.update(tensor.cpu().numpy().tobytes())
-    norm = sum(float(p.detach().double().pow(2).sum()) for p in model.parameters()) ** 0.5
-    answer = {"start": start, "losses": losses, "digest": digest.hexdigest(), "weight_norm": norm}
+    answer = {"start": start, "losses": losses, "digest": digest.hexdigest()}
     answer |= {k: status.get(k) for k in ("exactness", "resumed_from", "records_let_go")}
     print(json.dumps(answer))
 

@@ -1,4 +1,4 @@
-"""A CUDA trainer, killed with kill -9 and resumed; what the tier promises is what comes back."""
+"""A CUDA trainer, killed with kill -9 and resumed, goes on bit for bit."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ def train(run: Path | None, kind: str, die_at: int = -1) -> dict[str, object] | 
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("kind", ["sgd", "adamw", "adamw-fused", "adamw-scaler", "muon"])
+@pytest.mark.parametrize(
+    "kind", ["sgd", "adam", "adam-fused", "adamw", "adamw-fused", "adamw-scaler", "muon"]
+)
 def test_killed_cuda_trainer_comes_back(tmp_path: Path, kind: str) -> None:
     reference = train(None, kind)
     train(tmp_path / "run", kind, die_at=7)
@@ -45,15 +47,9 @@ def test_killed_cuda_trainer_comes_back(tmp_path: Path, kind: str) -> None:
     assert reference is not None and resumed is not None
     assert resumed["start"] == 15
     assert resumed["resumed_from"] == "shadow"
-    # SGD rounds alike on both chips, and Muon is redone on the GPU itself
-    expected = {"sgd": "bounded", "muon": "exact"}.get(kind, "bounded")
-    assert resumed["exactness"] == expected
-    if kind in ("sgd", "muon"):
-        assert resumed["digest"] == reference["digest"]
-    difference = max(
-        abs(a - b) for a, b in zip(resumed["losses"], reference["losses"][15:], strict=True)
-    )
-    assert difference < 1e-2, (resumed["losses"], reference["losses"][15:])
+    assert resumed["exactness"] == "exact"  # by twins; Muon is redone on the GPU itself
+    assert resumed["losses"] == reference["losses"][15:]
+    assert resumed["digest"] == reference["digest"]
 
 
 def test_rewritten_gradients_are_logged_as_consumed(tmp_path: Path) -> None:
@@ -63,4 +59,4 @@ def test_rewritten_gradients_are_logged_as_consumed(tmp_path: Path) -> None:
     reference = train(None, "adamw-scaler")
     assert resumed is not None and reference is not None
     assert resumed["start"] == STEPS - 1
-    assert abs(resumed["weight_norm"] - reference["weight_norm"]) < 1e-3 * reference["weight_norm"]
+    assert resumed["digest"] == reference["digest"]

@@ -54,16 +54,15 @@ def test_a_training_with_clipping_and_a_schedule(
             schedule.step()
             optimizer.zero_grad()
         status = run.status()
-        slots = [s.clone() for state in optimizer.state.values() for s in state.values()]
-        expected = [*(p.detach().clone() for p in model.parameters()), *slots]
+        expected = [tensor.clone() for tensor in state_of(model, optimizer)]
     assert status["exactness"] == "exact" and status["rebases"] == 0
-    with torch.no_grad():
-        for tensor in (
-            *model.parameters(),
-            *(t for s in optimizer.state.values() for t in s.values()),
-        ):
-            tensor.zero_()
+    for tensor in state_of(model, optimizer):
+        tensor.zero_()
     assert everystep.restore(run.path, model, optimizer) == 60
-    found = [*model.parameters(), *(t for s in optimizer.state.values() for t in s.values())]
-    for number, (a, b) in enumerate(zip(expected, found, strict=True)):
-        assert torch.equal(a.cpu(), b.detach().cpu()), f"tensor {number} differs"
+    for number, (a, b) in enumerate(zip(expected, state_of(model, optimizer), strict=True)):
+        assert torch.equal(a.cpu(), b.cpu()), f"tensor {number} differs"
+
+
+def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    slots = (t for s in optimizer.state.values() for _, t in sorted(s.items()))
+    return [*(p.detach() for p in model.parameters()), *slots]

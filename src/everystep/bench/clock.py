@@ -50,4 +50,5 @@ def brief(seconds: list[float]) -> dict[str, float]:
         "median_seconds": statistics.median(seconds),
         "mean_seconds": statistics.mean(seconds),
         "max_seconds": max(seconds),
+        "slowest_step": seconds.index(max(seconds)),
     }

@@ -88,6 +88,7 @@ def base_cost(
         before = scene.steps(None, lambda n: n < steps)
         run = scene.attach()
         during = scene.until(run, lambda s: s["mode"] == "every step" and s["shadow_step"])
+        writing = scene.until(run, lambda s: s["durable_step"] is not None)
         settled = scene.steps(run, lambda n: n < steps)
         status = run.status()
         expected = [t.clone() for t in scene.tensors()]
@@ -106,6 +107,7 @@ def base_cost(
             "none": brief([*before, *after]),
             "while_the_base_is_taken": brief(during),
             "added_percent": 100 * (statistics.mean(during) / none - 1),
+            "while_it_is_written": brief(writing) if writing else {},
             "afterwards": brief(settled),
             "step": at,
             "bit_identical": same,

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from everystep.capture.side import close_sides, open_sides
+from everystep.device.side import close_sides, open_sides
 from everystep.lane.arena import SharedMemory
 from everystep.store.stream import StreamWriter
 

@@ -10,8 +10,8 @@ import torch
 
 from everystep.capture.gradient_copies import GradientCopies
 from everystep.capture.holds import Holds
-from everystep.capture.side import close_sides, open_sides
 from everystep.capture.state_copies import StateCopies
+from everystep.device.side import close_sides, open_sides
 from everystep.format.slot import SLOT_DEVICE_WORD_AT, commit_word
 from everystep.lane.ring import RingWriter
 

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 
 from everystep.capture.holds import Holds
-from everystep.capture.side import STAGING_BYTES, Side
 from everystep.core.census import PACKED_BYTES_MAX, GradientLayout, align
+from everystep.device.side import STAGING_BYTES, Side
 
 _PART_BYTES = 64 << 20  # gradients are let go in parts of about this size
 _PARTS_MAX = 8
@@ -122,8 +122,9 @@ class GradientCopies:
             return [self._plain_route(device, gradients) for device in devices]
         order = sorted(range(len(gradients)), key=lambda i: layout.offsets[i])
         sizes = [align(g.nbytes) if g is not None else 0 for g in gradients]
-        small = [i for i in order if sizes[i] <= PACKED_BYTES_MAX]
-        large = [i for i in order if sizes[i] > PACKED_BYTES_MAX]
+        limit = PACKED_BYTES_MAX if side.packing_pays else -1
+        small = [i for i in order if sizes[i] <= limit]
+        large = [i for i in order if sizes[i] > limit]
         packs = [
             self._pack(side, members, layout, gradients)
             for members in _cut(small, sizes, STAGING_BYTES - PACKED_BYTES_MAX)

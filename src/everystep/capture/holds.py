@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from everystep.capture.side import Side
+from everystep.device.side import Side
 
 _nbytes = attrgetter("nbytes")
 

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import torch
 
 from everystep.capture.holds import Holds
-from everystep.capture.side import Side
 from everystep.core.schedule import Phase, cut, plan_offload
+from everystep.device.side import Side
 
 _CLONED_BYTES_MAX = 4 << 20
 _CUT_BYTES = 16 << 20  # state that does not fit before the next step is divided this finely

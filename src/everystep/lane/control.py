@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from typing import Any
 
 import msgspec
@@ -14,7 +15,9 @@ from everystep.format.base import SessionValues
 
 
 class AskStatus(msgspec.Struct, frozen=True, tag="status"):
-    pass
+    """`exact`: as it is now. Otherwise the shadow's notice board answers, also while the shadow is busy."""
+
+    exact: bool = False
 
 
 class AskFlush(msgspec.Struct, frozen=True, tag="flush"):
@@ -125,8 +128,39 @@ class ControlServer:
         context.term()
 
 
+def board_of(address: str) -> str:
+    """Where the notice board of the shadow with this control address answers."""
+    return f"{address.removesuffix('.control')}.board"
+
+
+class NoticeBoard:
+    """Tells the status as it was last put up, from a thread of its own: whoever asks must not wait for a
+    pass over the state to end, least of all the trainer."""
+
+    def __init__(self, address: str) -> None:
+        self.answer = b""  # replaced by the main thread, sent by the other one
+        self._context: zmq.Context[Any] = (
+            zmq.Context()
+        )  # never closed: its thread ends with the process
+        self._socket: zmq.Socket[bytes] = self._context.socket(zmq.REP)
+        self._socket.bind(board_of(address))
+
+    def put_up(self, status: dict[str, Any]) -> None:
+        first = not self.answer
+        self.answer = msgspec.msgpack.encode(Answer(status=status))
+        if first:
+            threading.Thread(target=self._serve, name="everystep-board", daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            self._socket.recv()
+            self._socket.send(self.answer)
+
+
 def ask(address: str, request: Request, *, timeout_seconds: float) -> Answer:
     """One bounded question to a shadow."""
+    if isinstance(request, AskStatus) and not request.exact:
+        address = board_of(address)
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.REQ)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.RECONNECT_IVL, 10)

@@ -7,7 +7,6 @@ copy. Several threads fill small locked buffers while the ones before are on the
 from __future__ import annotations
 
 import ctypes
-import mmap
 import os
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,12 +14,11 @@ from typing import NamedTuple, Self
 
 import torch
 
+from everystep.device.pages import lock_pages, unlock_pages
+from everystep.lane.memory import fresh
+
 _BUFFER_BYTES = 8 << 20  # locking memory is slow, so there is little of it
 _BUFFERS = 12
-_POPULATE_READ = (
-    22  # MADV_POPULATE_READ: page tables at once instead of a fault for every few pages
-)
-_libc = ctypes.CDLL(None)
 
 
 class _Move(NamedTuple):
@@ -39,10 +37,9 @@ class _Filling(NamedTuple):
 
 
 class _Buffer:
-    def __init__(self, device: torch.device) -> None:
-        cuda = device.type == "cuda"
-        self.bytes = torch.empty(_BUFFER_BYTES, dtype=torch.uint8, pin_memory=cuda)
-        self.sent = torch.cuda.Event() if cuda else None
+    def __init__(self, memory: torch.Tensor, device: torch.device) -> None:
+        self.bytes = memory
+        self.sent = torch.cuda.Event() if device.type == "cuda" else None
 
 
 class Staging:
@@ -50,7 +47,11 @@ class Staging:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._free = deque(_Buffer(device) for _ in range(_BUFFERS))
+        self._memory = torch.frombuffer(fresh(_BUFFERS * _BUFFER_BYTES), dtype=torch.uint8)
+        if device.type == "cuda":
+            lock_pages(self._memory)
+        buffers = self._memory.split(_BUFFER_BYTES)
+        self._free = deque(_Buffer(memory, device) for memory in buffers)
         self._filling: deque[_Filling] = deque()
         threads = min(_BUFFERS, len(os.sched_getaffinity(0)))
         self._pool = ThreadPoolExecutor(threads, "everystep-upload")
@@ -79,6 +80,7 @@ class Staging:
             self._send_oldest()
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
+            unlock_pages(self._memory)
         self._pool.shutdown()
 
     def _fill(self) -> None:
@@ -104,11 +106,7 @@ class Staging:
 def _move_all(base: int, moves: list[_Move]) -> None:
     while moves:
         at, source, start, size = moves.pop()
-        here = source.data_ptr() + start
-        page = here - here % mmap.PAGESIZE
-        # both without Python's lock; an old kernel refuses the first, and nothing is lost
-        _libc.madvise(ctypes.c_void_p(page), ctypes.c_size_t(here + size - page), _POPULATE_READ)
-        ctypes.memmove(base + at, here, size)
+        ctypes.memmove(base + at, source.data_ptr() + start, size)  # without Python's lock
 
 
 class Uploads:

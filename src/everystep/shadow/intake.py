@@ -68,6 +68,7 @@ class Intake:
         self._records: deque[list[_Held]] = deque()  # whole records, not yet redone
         self._log_atoms = {a for s in census.optimizers if s.mode is Mode.LOG for a in s.atoms}
         self._fold_asked = False
+        self._edits: list[tuple[Edit, memoryview]] = []  # of the record being redone
         self._arriving: set[int] = set()  # atoms whose base was read but not yet applied
         self._skipping = False
         self._waiting_since = 0.0  # when the oldest record that is not yet redone came
@@ -165,12 +166,13 @@ class Intake:
         if self._skipping:  # the rest of a record whose beginning was given up
             self._skipping = not entry.sealed
             return
+        fresh = []  # nothing consistent to disturb: these bytes are taken at once
         for event in entry.events:
             if isinstance(event, Rebase):
                 self._arriving.update(event.atoms)
             elif isinstance(event, Edit) and not self._has_base(event.atom):
-                # nothing consistent to disturb: take the bytes at once
-                self.replica.write(event, entry.payload)
+                fresh.append((event, entry.payload))
+        self.replica.write(fresh)
         self._held.append(_Held(entry, True))
         if entry.sealed:
             if not self._records:
@@ -197,6 +199,7 @@ class Intake:
         self.gap = False
         self.ring.release_read()
         self._arriving.clear()
+        self._edits.clear()
         self._fold_asked = False
         self._held.clear()
         self._records.clear()
@@ -237,6 +240,8 @@ class Intake:
             for atom in event.atoms
         }
         for position, (event, entry) in enumerate(events):
+            if not isinstance(event, Edit):
+                self._write_edits()
             self._redo(event, entry, seal.step, position < based_at.get(_atom(event), -1))
             if isinstance(event, Rebase):
                 self._rebase(event, [e for e, _ in events[:position]])
@@ -257,12 +262,17 @@ class Intake:
             if isinstance(event, SlotValues):
                 self.replica.values[atom, event.optimizer] = event.values
             elif self.replica.based[atom]:
-                self.replica.write(event, entry.payload)
+                self._edits.append((event, entry.payload))
             self.replica.versions[atom] = step
             self._slots_changed(atom)
         elif isinstance(event, Call) and self._replays(event):
             for atom in self.advances[event.optimizer].calls([(event, entry.payload)])[0]:
                 self.replica.versions[atom] = step
+
+    def _write_edits(self) -> None:
+        """Edits that follow each other are copied together, by several threads."""
+        edits, self._edits = self._edits, []
+        self.replica.write(edits)
 
     def _replays(self, call: Call) -> bool:
         return self.census.optimizers[call.optimizer].mode is Mode.REPLAY

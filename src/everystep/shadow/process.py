@@ -69,6 +69,7 @@ class Shadow:
         self.persister = Persister(Path(opening.run), opening.continues, opening.keep_last)
         self.keeper = Keeper(self.options, self.intake, self.persister)
         self.control = control.ControlServer(self._card.control)
+        self.board = control.NoticeBoard(self._card.control)
         self.descriptors = DescriptorServer(Path(self._card.descriptors))
         self._waiters: list[Waiter] = []
         self._trainer_fd = _pidfd(opening.trainer_pid, opening.trainer_start)
@@ -139,7 +140,8 @@ class Shadow:
             self._keep_cadence()
         except Exception as error:  # noqa: BLE001 — boundary: degrade visibly, ask for a new base
             self._start_over(error)
-            return False
+            busy = False
+        self.board.put_up(self.status())
         return busy
 
     def _wait(self, milliseconds: int) -> None:
@@ -312,6 +314,7 @@ class Shadow:
     # ------------------------------------------------------------------ requests
 
     def _answer_requests(self) -> None:
+        self.board.put_up(self.status())  # before others hear of what it tells
         self.descriptors.serve(self._memory_fds())
         while (received := self.control.receive()) is not None:
             self._waiters.append((*received, self.persister.state.failures_total))
@@ -417,7 +420,8 @@ class Shadow:
             remove_card(self._folder, os.getpid())
         self.descriptors.close()
         self.control.close()
-        Path(self._card.control.removeprefix("ipc://")).unlink(missing_ok=True)
+        for address in (self._card.control, control.board_of(self._card.control)):
+            Path(address.removeprefix("ipc://")).unlink(missing_ok=True)
 
 
 def _pidfd(pid: int, start: int) -> int:

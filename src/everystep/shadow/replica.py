@@ -5,7 +5,7 @@ Owned by the shadow's main thread. It knows bytes and places, not torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import xxhash
 
@@ -53,7 +53,7 @@ class Replica:
 
     def reserve(self, tensors: Iterable[tuple[int, str, str, tuple[int, ...]]]) -> None:
         """Make room for tensors (atom, slot, dtype, shape) that have none yet."""
-        new = [t for t in tensors if not self._fits(t)]
+        new = [t for t in dict.fromkeys(tensors) if not self._fits(t)]
         sizes = [tensor_bytes(dtype, shape) for _, _, dtype, shape in new]
         if not new:
             return
@@ -85,17 +85,19 @@ class Replica:
         place = self.places[key]
         return self.extents[place.extent].view[place.at : place.at + place.bytes]
 
-    def write(self, edit: Edit, payload: memoryview) -> None:
-        """Put the bytes of an edit in their place."""
-        key = (edit.atom, edit.slot)
-        self.reserve([(edit.atom, edit.slot, edit.dtype, edit.shape)])
-        view = self.view(key)
-        if edit.start + edit.nbytes > len(view) or edit.at + edit.nbytes > len(payload):
-            raise CorruptData(
-                f"edit of {self.census.atoms[edit.atom].name}{edit.slot}: out of bounds"
-            )
-        here = view[edit.start : edit.start + edit.nbytes]
-        copy([here], [payload[edit.at : edit.at + edit.nbytes]])
+    def write(self, edits: Sequence[tuple[Edit, memoryview]]) -> None:
+        """Put the bytes of edits, each with its payload, in their places."""
+        self.reserve((edit.atom, edit.slot, edit.dtype, edit.shape) for edit, _ in edits)
+        targets, sources = [], []
+        for edit, payload in edits:
+            view = self.view((edit.atom, edit.slot))
+            if edit.start + edit.nbytes > len(view) or edit.at + edit.nbytes > len(payload):
+                raise CorruptData(
+                    f"edit of {self.census.atoms[edit.atom].name}{edit.slot}: out of bounds"
+                )
+            targets.append(view[edit.start : edit.start + edit.nbytes])
+            sources.append(payload[edit.at : edit.at + edit.nbytes])
+        copy(targets, sources)
 
     def drop_slots(self, atom: int, keep: set[str]) -> None:
         """Forget optimizer slots of an atom that its new base does not have."""

@@ -6,7 +6,6 @@ not change before a copy is done, the *compute stream* waits on the device, and 
 
 from __future__ import annotations
 
-import contextlib
 from collections import deque
 from collections.abc import Sequence
 from operator import attrgetter
@@ -14,11 +13,14 @@ from typing import Any, Protocol
 
 import torch
 
+from everystep.device.batch import BatchedCopy, batched_copy
+from everystep.device.pages import lock_pages, unlock_pages
+
 STAGING_BYTES = 16 << 20
-_page_locked: set[int] = set()  # addresses registered with the driver, each once
 _RATE_BYTES_MIN = 1 << 20  # smaller copies say nothing about the link
 _SMOOTHING = 0.2
 _nbytes = attrgetter("nbytes")
+_is_contiguous = torch.Tensor.is_contiguous
 
 Tensors = Sequence[torch.Tensor]
 
@@ -40,6 +42,10 @@ class Side(Protocol):
 
     def follow(self) -> None:
         """Queue what comes next behind everything the compute stream has been given so far."""
+
+    @property
+    def packing_pays(self) -> bool:
+        """Whether many small copies are better made one: packed on the device first."""
 
     def staging(self) -> torch.Tensor:
         """STAGING_BYTES of device memory for packing; used in the order of the side stream."""
@@ -87,7 +93,8 @@ class CudaSide:
         self._stream = torch.cuda.Stream(device)
         self._word = torch.empty(1, dtype=torch.int64, device=device)
         self._staging: torch.Tensor | None = None
-        self._batched = _copies_lists(device)
+        self._batch: BatchedCopy | None = batched_copy(device) if page_locked else None
+        self._lists = _copies_lists(device)
         self._waits: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
         self._copies: deque[tuple[torch.cuda.Event, torch.cuda.Event, int]] = deque()
         self.stall_seconds = 0.0
@@ -108,6 +115,10 @@ class CudaSide:
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         self._harvest()
 
+    @property
+    def packing_pays(self) -> bool:
+        return self._batch is None
+
     def staging(self) -> torch.Tensor:
         if self._staging is None:
             self._staging = torch.empty(STAGING_BYTES, dtype=torch.uint8, device=self._device)
@@ -123,7 +134,9 @@ class CudaSide:
         timed = size >= _RATE_BYTES_MIN and not self._copies  # one copy at a time tells enough
         with torch.cuda.stream(self._stream):
             began = self._timed_mark(self._stream) if timed else None
-            if self._batched:
+            if self._batch is not None and all(map(_is_contiguous, sources)):
+                self._batch(targets, sources, self._stream)
+            elif self._lists:
                 torch._foreach_copy_(list(targets), list(sources), non_blocking=self._asynchronous)
             else:
                 for target, source in zip(targets, sources, strict=True):
@@ -214,23 +227,11 @@ def open_sides(memory: torch.Tensor, devices: set[torch.device]) -> dict[torch.d
     cuda = [device for device in devices if device.type == "cuda"]
     if not cuda:
         return {}
-    code = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0)
-    if int(code) == 0:
-        _page_locked.add(memory.data_ptr())
-    else:  # copies wait for the device then, and stay correct
-        _take_error_away(cuda[0])
-    return {device: CudaSide(device, page_locked=int(code) == 0) for device in cuda}
+    locked = lock_pages(memory)
+    return {device: CudaSide(device, page_locked=locked) for device in cuda}
 
 
 def close_sides(memory: torch.Tensor, sides: dict[torch.device, Side]) -> None:
     for side in sides.values():
         side.close()
-    if memory.data_ptr() in _page_locked:
-        _page_locked.discard(memory.data_ptr())
-        torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())
-
-
-def _take_error_away(device: torch.device) -> None:
-    """A refused call leaves an error behind that the next kernel, anybody's, would raise."""
-    with contextlib.suppress(RuntimeError):
-        torch.zeros(1, device=device).add_(1)
+    unlock_pages(memory)

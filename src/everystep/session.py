@@ -29,8 +29,10 @@ from everystep.recover.load import (
     check_optimizers,
     load_optimizers,
     load_values,
+    redo_tail,
     same_atoms,
 )
+from everystep.recover.upload import Uploads
 
 log = logging.getLogger("everystep")
 
@@ -104,9 +106,12 @@ def load_point(found: Found, live: LiveCensus, path: Path, *, optimizers: bool) 
     ]
     if optimizers:
         check_optimizers(found, keyed, live.tensors, ids)
-    versions = load_values(found, live.tensors, ids)
+    with torch.no_grad(), Uploads() as uploads:
+        versions = load_values(found, live.tensors, ids, uploads)
+        if optimizers:
+            load_optimizers(found, keyed, live.tensors, ids, uploads)
     if optimizers:
-        load_optimizers(found, keyed, live.tensors, ids)
+        redo_tail(found, keyed, live.tensors, ids)
         if found.tail_steps:  # the log moved its atoms on: they are no longer what the base holds
             for spec in found.census.optimizers:
                 for atom in spec.atoms if spec.mode is Mode.LOG else ():
@@ -149,14 +154,14 @@ class Run:
 
     def _begin(self, recorder: Recorder, folder: Path) -> None:
         """Find the newest point, load it, and connect to a shadow that goes on from it."""
-        live = recorder.census()
+        live = self._timed("census", recorder.census)
         recorder.versions = [0] * len(live.tensors)
         found, card = self._timed("find", find_newest, self.path, folder)
         if found is None:
             self._timed("connect", recorder.connect, live, predecessor=card)
             return
         try:
-            live = self._timed("load", self._load, recorder, live, found)
+            live = self._load(recorder, live, found)
             # a shadow's memory is handed on only if it describes exactly what is trained now
             whole = found if found.holding and found.census == live.census else None
             self._timed(
@@ -186,17 +191,18 @@ class Run:
         try:
             return work(*args, **kwargs)
         finally:
-            self._attach_seconds[phase] = time.perf_counter() - began
+            before = self._attach_seconds.get(phase, 0.0)
+            self._attach_seconds[phase] = before + time.perf_counter() - began
 
     def _load(self, recorder: Recorder, live: LiveCensus, found: Found) -> LiveCensus:
         """Bring live objects to a found point; groups added during the run come back too."""
         self._user_state.check(found.session.state)
-        recorder.versions = load_point(found, live, self.path, optimizers=True)
+        recorder.versions = self._timed("load", load_point, found, live, self.path, optimizers=True)
         self._user_state.restore(found.session.state)
         self._rng_to_restore = found.session.rng
         recorder.step, recorder.point = found.point.step, found.point
         self._resumed_from = found.source
-        return recorder.census()
+        return self._timed("census", recorder.census)
 
     # ------------------------------------------------------------------ the loop
 

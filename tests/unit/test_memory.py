@@ -6,13 +6,19 @@ import os
 
 import pytest
 
+from everystep import native
 from everystep.lane import memory
 
 
-@pytest.mark.parametrize("cores", [1, 8])
-@pytest.mark.parametrize("size", [0, 1, 4095, 3 * 4096 + 5])
-def test_copies(size: int, cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("threads", [1, 8])
+@pytest.mark.parametrize("size", [0, 1, 4095, 3 * 4096 + 5, (2 << 20) + 7])
+def test_copies(
+    size: int, threads: int, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "_THREADS", threads)
+    if not compiled:
+        monkeypatch.setattr(native, "library", lambda: None)
     monkeypatch.setattr(memory, "_PIECE_BYTES", 1000)
     sources = [
         memoryview(bytearray(os.urandom(size))),

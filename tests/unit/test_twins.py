@@ -193,7 +193,7 @@ def test_sgd_on_the_cpu_is_redone_bit_for_bit(group: dict[str, Any]) -> None:
 def test_a_wrong_twin_is_noticed() -> None:
     """The check that chooses a twin can fail: these round differently."""
     optimizer = torch.optim.Adam([torch.nn.Parameter(torch.ones(3))])
-    powers = device_powers(optimizer, torch.device("cpu"))
+    powers = device_powers(optimizer.param_groups[0]["betas"], torch.device("cpu"))
     assert powers is not None
     foreach, single = (
         bits(moved(TWINS[f"adam-{dialect}-float32"], ADAM, [4096], 4, 1))[0]

@@ -13,8 +13,7 @@ from everystep.recover.upload import Staging
 
 @pytest.mark.parametrize("seed", range(5))
 def test_everything_arrives(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upload, "_BUFFER_BYTES", 4096)
-    monkeypatch.setattr(upload, "_BUFFERS", 3)
+    monkeypatch.setattr(upload, "_HALF_BYTES", 4096)
     chance = random.Random(seed)
     sizes = [chance.choice([0, 1, 7, 1023, 1024, 1025, 5000, 20_000]) for _ in range(40)]
     sources = [

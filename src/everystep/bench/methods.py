@@ -14,6 +14,8 @@ import torch
 import everystep
 from everystep.bench.gpt import Training
 
+_LAG_MAX = 8  # records that one pass redoes together
+
 
 class Method(Protocol):
     """Made for one window of steps."""
@@ -62,7 +64,8 @@ class Everystep(Nothing):
 
     def warm_up_ended(self) -> bool:
         self._before = self._run.status()
-        return bool(self._before.get("warm")) and self._before.get("lag_steps") in range(3)
+        in_step = self._before.get("lag_steps") in range(_LAG_MAX + 1)
+        return bool(self._before.get("warm")) and in_step and self._before["mode"] == "every step"
 
     def close(self) -> dict[str, Any]:
         before = self._run.status()

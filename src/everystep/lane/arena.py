@@ -7,6 +7,7 @@ import mmap
 import os
 
 from everystep.errors import NotEnoughMemory
+from everystep.lane.memory import address_of, populate
 
 _TOO_LITTLE = (errno.ENOSPC, errno.ENOMEM, errno.EFBIG, errno.EDQUOT)
 
@@ -27,7 +28,7 @@ class SharedMemory:
         size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
         fd, place = _open(name, directory)
         try:
-            os.posix_fallocate(fd, 0, size)
+            _allocate(fd, size, on_disk=directory is not None)
             return cls(fd)
         except OSError as error:
             os.close(fd)
@@ -51,6 +52,21 @@ class SharedMemory:
             self.map.close()
         except BufferError:
             pass  # somebody still looks at a slice: the mapping goes when that view does
+
+
+def _allocate(fd: int, size: int, *, on_disk: bool) -> None:
+    """In memory, pages are made real through a mapping: `fallocate` would leave it to the first write to
+    clear them, one by one. A file has its blocks allocated."""
+    if on_disk:
+        os.posix_fallocate(fd, 0, size)
+        return
+    os.ftruncate(fd, size)
+    with mmap.mmap(fd, size) as mapped, memoryview(mapped) as view:
+        failed = populate(address_of(view), size)
+    if failed == errno.EINVAL:  # an old kernel
+        os.posix_fallocate(fd, 0, size)
+    elif failed:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
 
 
 def _open(name: str, directory: str | None) -> tuple[int, str]:

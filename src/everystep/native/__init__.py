@@ -32,6 +32,7 @@ def library() -> ctypes.CDLL | None:
         loaded = ctypes.CDLL(str(path))
         address, count, number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
         loaded.everystep_replay.argtypes = [number, address, count, address, count, number]
+        loaded.everystep_copy.argtypes = [address, count, number]
         return loaded
     return None
 
@@ -44,3 +45,13 @@ def replay(twin: int, targets: np.ndarray, steps: np.ndarray, threads: int) -> N
     code = loaded.everystep_replay(twin, targets.ctypes.data, count, steps.ctypes.data, k, threads)
     if code:
         raise ValueError(f"replay: there is no twin {twin}")
+
+
+def copy(rows: list[tuple[int, int, int]], threads: int) -> bool:
+    """Bytes (to, from, how many); False where nothing was compiled, and nothing was copied."""
+    loaded = library()
+    if loaded is None:
+        return False
+    table = np.array(rows, np.uint64).reshape(-1, 3)
+    loaded.everystep_copy(table.ctypes.data, len(table), threads)
+    return True

@@ -18,7 +18,8 @@ def build(target: Path = HERE / "_replay.so") -> Path:
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         raise FileNotFoundError("build the twins: neither gcc nor clang was found")
-    command = [compiler, *FLAGS, *ROUNDING, "-o", str(target), str(HERE / "replay.c"), "-lm"]
+    sources = map(str, sorted(HERE.glob("*.c")))
+    command = [compiler, *FLAGS, *ROUNDING, "-o", str(target), *sources, "-lm"]
     subprocess.run(command, check=True)
     return target
 

@@ -33,20 +33,19 @@ def check_model(live: Census, found: Found, run: str) -> None:
         )
 
 
-def load_values(found: Found, tensors: Sequence[torch.Tensor], ids: dict[int, int]) -> list[int]:
+def load_values(
+    found: Found, tensors: Sequence[torch.Tensor], ids: dict[int, int], uploads: Uploads
+) -> list[int]:
     """Copy every atom's value into its live tensor; returns the versions of the live atoms.
 
     `ids` maps the atoms of the found census to live ones.
     """
     versions = [0] * len(tensors)
-    with torch.no_grad(), Uploads() as uploads:
-        for t in found.tensors():
-            if t.atom in ids:
-                versions[ids[t.atom]] = t.version
-                if not t.slot:
-                    uploads.copy(
-                        tensors[ids[t.atom]].detach(), view_tensor(t.data, t.dtype, t.shape)
-                    )
+    for t in found.tensors():
+        if t.atom in ids:
+            versions[ids[t.atom]] = t.version
+            if not t.slot:
+                uploads.copy(tensors[ids[t.atom]].detach(), view_tensor(t.data, t.dtype, t.shape))
     return versions
 
 
@@ -79,8 +78,9 @@ def load_optimizers(
     optimizers: Sequence[tuple[str, torch.optim.Optimizer]],
     tensors: Sequence[torch.Tensor],
     ids: dict[int, int],
+    uploads: Uploads,
 ) -> None:
-    """Groups, slots and values of every optimizer, then whatever the log tail still holds."""
+    """Groups and slots of every optimizer."""
     specs = {spec.key: i for i, spec in enumerate(found.census.optimizers)}
     for key, optimizer in optimizers:
         index = specs[key]
@@ -89,11 +89,28 @@ def load_optimizers(
         encoded = found.session.groups[index] if index < len(found.session.groups) else b""
         if encoded:
             set_groups(optimizer, encoded)
+    by_key = {
+        key: (optimizer, {id(p): g for g in optimizer.param_groups for p in g["params"]})
+        for key, optimizer in optimizers
+    }
+    for t in found.tensors():
+        if t.slot:
+            key, _, name = t.slot.rpartition("/")
+            optimizer, groups = by_key[key]
+            parameter = tensors[ids[t.atom]]
+            slot = _load_slot(t, name, parameter, groups[id(parameter)], uploads)
+            optimizer.state[parameter][name] = slot
+
+
+def redo_tail(
+    found: Found,
+    optimizers: Sequence[tuple[str, torch.optim.Optimizer]],
+    tensors: Sequence[torch.Tensor],
+    ids: dict[int, int],
+) -> None:
+    """Slots that are no tensors, then whatever the log tail still holds."""
+    specs = {spec.key: i for i, spec in enumerate(found.census.optimizers)}
     by_index = {specs[key]: optimizer for key, optimizer in optimizers}
-    with torch.no_grad(), Uploads() as uploads:
-        for t in found.tensors():
-            if t.slot:
-                _load_slot(found.census, t, by_index, tensors[ids[t.atom]], uploads)
     for atom, index, encoded in found.session.values:
         state = by_index[index].state[tensors[ids[atom]]]
         state.update(_to_device(values.decode(encoded, unpack), tensors[ids[atom]].device))
@@ -138,25 +155,21 @@ def _add_groups(
 
 
 def _load_slot(
-    census: Census,
     found: FoundTensor,
-    optimizers: dict[int, torch.optim.Optimizer],
+    name: str,
     parameter: torch.Tensor,
+    group: dict[str, Any],
     uploads: Uploads,
-) -> None:
-    key, _, name = found.slot.rpartition("/")
-    index = next(i for i, spec in enumerate(census.optimizers) if spec.key == key)
-    optimizer = optimizers[index]
-    group = next(g for g in optimizer.param_groups if any(p is parameter for p in g["params"]))
+) -> torch.Tensor:
     # torch keeps step counters on the CPU unless the kernel reads them itself
     on_cpu = name == "step" and not (group.get("capturable") or group.get("fused"))
     device = torch.device("cpu") if on_cpu else parameter.device
     stored = view_tensor(found.data, found.dtype, found.shape)
     # fused kernels walk memory: a slot must lie as its parameter does (channels_last)
     like = parameter if stored.shape == parameter.shape else stored
-    tensor = torch.empty_like(like, dtype=stored.dtype, device=device).detach()
-    uploads.copy(tensor, stored)
-    optimizer.state[parameter][name] = tensor
+    slot = torch.empty_like(like, dtype=stored.dtype, device=device).detach()
+    uploads.copy(slot, stored)
+    return slot
 
 
 def _replay_tail(

@@ -1,112 +1,104 @@
 """Copies into live tensors: at once on the CPU, through page-locked staging to GPUs.
 
 The memory of a shadow or a file is not page-locked, and locking all of it would take longer than the
-copy. Several threads fill small locked buffers while the ones before are on their way to the device.
+copy. One half of a small locked memory is filled by all cores while the other is on its way to the device;
+both are done by a thread, while the caller says what comes next.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
-from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple, Self
 
 import torch
 
 from everystep.device.pages import lock_pages, unlock_pages
-from everystep.lane.memory import fresh
+from everystep.lane.memory import fresh, move
 
-_BUFFER_BYTES = 8 << 20  # locking memory is slow, so there is little of it
-_BUFFERS = 12
+_HALF_BYTES = 32 << 20  # locking memory is slow, so there is little of it
 
 
-class _Move(NamedTuple):
-    at: int
-    source: torch.Tensor
+class _Part(NamedTuple):
+    """Some bytes of a tensor, and where in a half they lie on their way."""
+
+    target: torch.Tensor
+    source: torch.Tensor  # kept until its bytes have left
     start: int
+    at: int
     size: int
 
 
-class _Filling(NamedTuple):
-    """A buffer that a thread fills, and where its bytes go."""
-
-    buffer: _Buffer
-    filled: Future[None]
-    targets: list[tuple[torch.Tensor, int, int]]  # target bytes, and where they lie in the buffer
-
-
-class _Buffer:
-    def __init__(self, memory: torch.Tensor, device: torch.device) -> None:
-        self.bytes = memory
-        self.sent = torch.cuda.Event() if device.type == "cuda" else None
-
-
-class Staging:
-    """The way to one device. Used by one thread; others fill buffers for it."""
+class _Halves:
+    """The staging memory. Owned by the thread that sends."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._memory = torch.frombuffer(fresh(_BUFFERS * _BUFFER_BYTES), dtype=torch.uint8)
-        if device.type == "cuda":
+        self._cuda = device.type == "cuda"
+        self._threads = len(os.sched_getaffinity(0))
+        self._memory = torch.frombuffer(fresh(2 * _HALF_BYTES), dtype=torch.uint8)
+        if self._cuda:
             lock_pages(self._memory)
-        buffers = self._memory.split(_BUFFER_BYTES)
-        self._free = deque(_Buffer(memory, device) for memory in buffers)
-        self._filling: deque[_Filling] = deque()
-        threads = min(_BUFFERS, len(os.sched_getaffinity(0)))
-        self._pool = ThreadPoolExecutor(threads, "everystep-upload")
-        self._moves: list[_Move] = []  # what the current buffer will be filled with
-        self._targets: list[tuple[torch.Tensor, int, int]] = []
+        self._halves = self._memory.split(_HALF_BYTES)
+        self._sent: list[torch.cuda.Event | None] = [None, None]
+        self._turn = 0
+
+    def send(self, parts: list[_Part]) -> None:
+        half, sent = self._halves[self._turn], self._sent[self._turn]
+        if sent is not None:
+            sent.synchronize()  # its last bytes have left
+        base = half.data_ptr()
+        move([(base + p.at, p.source.data_ptr() + p.start, p.size) for p in parts], self._threads)
+        for part in parts:
+            there = part.target.view(-1).view(torch.uint8)[part.start : part.start + part.size]
+            there.copy_(half[part.at : part.at + part.size], non_blocking=True)
+        if self._cuda:
+            self._sent[self._turn] = torch.cuda.current_stream(self._device).record_event()
+        self._turn = 1 - self._turn
+
+    def close(self) -> None:
+        if self._cuda:
+            torch.cuda.synchronize(self._device)
+            unlock_pages(self._memory)
+
+
+class Staging:
+    """The way to one device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._sender = ThreadPoolExecutor(1, "everystep-upload")
+        self._halves = self._sender.submit(_Halves, device)
+        self._sending: list[Future[None]] = []
+        self._parts: list[_Part] = []
         self._used = 0
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Both contiguous, of one type. The source is kept until its bytes are in a buffer."""
-        there, size = target.view(-1).view(torch.uint8), source.nbytes
-        start = 0
+        """Both contiguous, of one type."""
+        start, size = 0, source.nbytes
         while start < size:
-            part = min(size - start, _BUFFER_BYTES - self._used)
-            self._moves.append(_Move(self._used, source, start, part))
-            self._targets.append((there[start : start + part], self._used, part))
+            part = min(size - start, _HALF_BYTES - self._used)
+            self._parts.append(_Part(target, source, start, self._used, part))
             self._used += part
             start += part
-            if self._used == _BUFFER_BYTES:
-                self._fill()
+            if self._used == _HALF_BYTES:
+                self._flush()
 
     def finish(self) -> None:
         """Return when everything is where it belongs."""
-        if self._used:
-            self._fill()
-        while self._filling:
-            self._send_oldest()
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-            unlock_pages(self._memory)
-        self._pool.shutdown()
+        self._flush()
+        self._do(_Halves.close)
+        self._sender.shutdown()
+        for sent in self._sending:
+            sent.result()  # raises what went wrong
 
-    def _fill(self) -> None:
-        if not self._free:
-            self._send_oldest()
-        buffer = self._free.popleft()
-        if buffer.sent is not None:
-            buffer.sent.synchronize()  # its last bytes have left
-        filled = self._pool.submit(_move_all, buffer.bytes.data_ptr(), self._moves)
-        self._filling.append(_Filling(buffer, filled, self._targets))
-        self._moves, self._targets, self._used = [], [], 0
+    def _flush(self) -> None:
+        parts, self._parts, self._used = self._parts, [], 0
+        if parts:
+            self._do(lambda halves: halves.send(parts))
 
-    def _send_oldest(self) -> None:
-        buffer, filled, targets = self._filling.popleft()
-        filled.result()
-        for target, at, size in targets:
-            target.copy_(buffer.bytes[at : at + size], non_blocking=True)
-        if buffer.sent is not None:
-            buffer.sent.record(torch.cuda.current_stream(self._device))
-        self._free.append(buffer)
-
-
-def _move_all(base: int, moves: list[_Move]) -> None:
-    while moves:
-        at, source, start, size = moves.pop()
-        ctypes.memmove(base + at, source.data_ptr() + start, size)  # without Python's lock
+    def _do(self, work: Callable[[_Halves], None]) -> None:
+        self._sending.append(self._sender.submit(lambda: work(self._halves.result())))
 
 
 class Uploads:

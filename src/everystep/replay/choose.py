@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -35,11 +35,19 @@ def choose(optimizer: torch.optim.Optimizer) -> Choice:
         if found is None:
             return Choice({}, {}, f"no twin gives the bits of {path} in {dtype} on {device}")
         twins[dtype_name(torch.empty(0, dtype=dtype), "parameter")] = found
-    powers = device_powers(optimizer, device) if "fused" in "".join(twins.values()) else {}
-    encoded = {beta: table.tobytes() for beta, table in (powers or {}).items()}
+    betas = {b for group in optimizer.param_groups for b in group.get("betas", ())}
+    encoded = (
+        _encoded_powers(frozenset(betas), device) if "fused" in "".join(twins.values()) else {}
+    )
     return Choice(
         twins, encoded, f"redone by {', '.join(sorted(twins.values()))}: equal in every bit"
     )
+
+
+@cache
+def _encoded_powers(betas: frozenset[float], device: torch.device) -> dict[float, bytes]:
+    powers = device_powers(betas, device) or {}
+    return {beta: table.tobytes() for beta, table in powers.items()}
 
 
 def _unfit(optimizer: torch.optim.Optimizer, path: str) -> str:
@@ -63,7 +71,8 @@ def _twin(optimizer: torch.optim.Optimizer, device: torch.device, dtype: torch.d
     for group in optimizer.param_groups:
         settings = {k: v for k, v in group.items() if k not in ("params", "initial_lr")}
         settings["lr"] = float(settings["lr"])
-        key = (type(optimizer), device, dtype, repr(settings))
+        # the probe changes the learning rate as it goes: a schedule does not make it another one
+        key = (type(optimizer), device, dtype, repr({**settings, "lr": None}))
         if key not in _known:
             build = partial(_rebuilt, type(optimizer), settings)
             found = differences(build, device, dtype, Probe())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -55,10 +55,10 @@ def candidates(rule: str, dtype: str, device: torch.device) -> list[Twin]:
     ]
 
 
-def device_powers(optimizer: torch.optim.Optimizer, device: torch.device) -> Powers | None:
+def device_powers(betas: Iterable[float], device: torch.device) -> Powers | None:
     """Powers of the betas as this device's own function gives them; None: there would be too many."""
     found: dict[float, np.ndarray] = {}
-    for beta in {b for group in optimizer.param_groups for b in group.get("betas", ())}:
+    for beta in betas:
         count = powers_needed(beta)
         if count > _POWERS_MAX:
             return None
@@ -76,7 +76,8 @@ def differences(
     parameters = [torch.nn.Parameter(value.to(device)) for value in start]
     optimizer = build(parameters)
     rule = rule_of(f"{type(optimizer).__module__}:{type(optimizer).__name__}")
-    powers = device_powers(optimizer, device)
+    betas = {b for group in optimizer.param_groups for b in group.get("betas", ())}
+    powers = device_powers(betas, device)
     if rule is None or powers is None:
         return {}
     mirrors = [

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from everystep.core.census import Mode
+from everystep.core.pace import shadow_cores
 from everystep.errors import EverystepError
 from everystep.format.base import SessionValues
 from everystep.lane import control
@@ -33,7 +34,7 @@ from everystep.shadow.report import describe_intake, describe_store
 
 log = logging.getLogger(__name__)
 
-_BATCH = 64  # entries between two looks at the control channel
+_BATCH_SECONDS = 0.05  # of taking records in between two looks at the control channel
 _POLL_MS_MIN, _POLL_MS_MAX = 2, 50
 _ANNOUNCE_SECONDS = 5.0
 _CATCH_UP_SECONDS = 30.0
@@ -106,10 +107,13 @@ class Shadow:
 
     def run(self) -> None:
         """Until there is nobody left to serve."""
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, shadow_cores(cores, self.opening.replay_threads))
         signal.signal(signal.SIGTERM, self._on_sigterm)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         if self._redone_by(twins=False):
             threading.Thread(target=self._import_replay, daemon=True).start()
+        self.board.put_up(self.status())
         self._announce()
         os.write(self.opening.ready_fd, str(os.getpid()).encode())
         os.close(self.opening.ready_fd)
@@ -252,7 +256,8 @@ class Shadow:
         may_apply = self._alone_or_own_memory and not self.keeper.holds_still and not self._yielded
         moved = False
         patient = self._trainer_alive and not self._waiters and not self._terminated
-        for _ in range(_BATCH):
+        deadline = time.monotonic() + _BATCH_SECONDS
+        while time.monotonic() < deadline:
             self.keeper.look_after_copy()
             base = self.keeper.wanted
             may_apply = may_apply and not self.keeper.holds_still

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from everystep.capture.copier import Copier
-from everystep.device.side import STAGING_BYTES, CudaSide
 from everystep.core.census import Atom, Census, Mode, OptimizerSpec, gradient_layout
 from everystep.core.geometry import Geometry
+from everystep.device.side import STAGING_BYTES, CudaSide
 from everystep.format.slot import SLOT_DEVICE_WORD_AT, commit_word
 from everystep.lane.arena import SharedMemory
 from everystep.lane.ring import RingWriter

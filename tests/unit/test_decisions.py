@@ -8,7 +8,7 @@ from everystep.core.cadence import base_is_due, retry_seconds
 from everystep.core.census import Atom, Census, Mode, OptimizerSpec, gradient_layout, mismatches
 from everystep.core.events import pack_presence, unpack_presence
 from everystep.core.geometry import ring_geometry
-from everystep.core.pace import early_pays, replay_threads, shadow_cores, worth_a_hook
+from everystep.core.pace import early_pays, worth_a_hook
 from everystep.core.status import summary
 from everystep.core.survival import Facts, survival
 from everystep.errors import NotEnoughMemory, OptionsError
@@ -179,12 +179,3 @@ def test_early_only_where_it_saves_more_than_it_costs(
     stall_seconds: float, hooks: int, pays: bool
 ) -> None:
     assert early_pays(stall_seconds, steps=16, hooks=hooks) is pays
-
-
-@pytest.mark.parametrize(
-    "cores, expected", [([0], {0}), ([0, 1], {0, 1}), (range(2, 10), {6, 7, 8, 9})]
-)
-def test_a_shadow_keeps_to_its_half_where_there_are_many_cores(
-    cores: list[int], expected: set[int]
-) -> None:
-    assert shadow_cores(cores, replay_threads(len(cores))) == expected

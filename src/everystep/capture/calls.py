@@ -68,7 +68,7 @@ class CallLog:
         self.lifetime = GradientLifetime(copier)
         self._early: dict[int, EarlyTap] = {}
         self._early_room: dict[int, tuple[int | None, int, int]] = {}  # slot, place, document bytes
-        self._stall_before = 0.0
+        self._stall_before, self._looked_at = 0.0, 0
         self._pending: tuple[Call, tuple[int, ...]] | None = None  # and atoms that have a gradient
         self.early_gradients = 0  # that left during backward
         self.rebases = 0  # because what was logged could not be trusted
@@ -146,7 +146,10 @@ class CallLog:
         self._copier.holds.grow_old()
         for early in self._early.values():
             early.forget_step()  # a backward without a step leads nowhere
-        if step % _EARLY_LOOK_EVERY == 0 and self._copier.sides and not self._states.atoms_left:
+        if self._states.atoms_left:  # what a base makes training wait for says nothing of gradients
+            self._stall_before, self._looked_at = self._copier.stall_seconds, step
+        elif step - self._looked_at >= _EARLY_LOOK_EVERY and self._copier.sides:
+            self._looked_at = step
             self._consider_early_tap()
 
     def rest(self) -> None:

@@ -17,7 +17,7 @@ from everystep.capture.holds import Holds
 from everystep.core.census import PACKED_BYTES_MAX, GradientLayout, align
 from everystep.device.side import STAGING_BYTES, Side
 
-_PART_BYTES = 64 << 20  # gradients are let go in parts of about this size
+_PART_BYTES = 128 << 20  # gradients are let go in parts of about this size
 _PARTS_MAX = 8
 
 Gradients = Sequence[torch.Tensor | None]

@@ -61,15 +61,6 @@ def steps_left(bytes_left: int, slice_bytes: int) -> int:
     return -(-bytes_left // max(slice_bytes, 1))
 
 
-_CORES_TO_SHARE = 8
-
-
 def replay_threads(cores: int) -> int:
     """Threads that redo steps; the other half of the cores is the trainer's."""
     return max(1, cores // 2)
-
-
-def shadow_cores(cores: Sequence[int], threads: int) -> set[int]:
-    """Cores a shadow keeps to. Where there are many, threads that redo steps and wander about slow a
-    trainer down that is bound by its own Python thread; where there are few, nothing is left to choose."""
-    return set(cores[-threads:] if len(cores) >= _CORES_TO_SHARE else cores)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from operator import attrgetter
 from typing import Any, Protocol
 
@@ -91,6 +92,9 @@ class CudaSide:
         self._device = device
         self._asynchronous = page_locked
         self._stream = torch.cuda.Stream(device)
+        # by number: torch takes ten times as long to look a device up by its name
+        index = device.index if device.index is not None else torch.cuda.current_device()
+        self._compute = partial(torch.cuda.current_stream, index)
         self._word = torch.empty(1, dtype=torch.int64, device=device)
         self._staging: torch.Tensor | None = None
         self._batch: BatchedCopy | None = batched_copy(device) if page_locked else None
@@ -112,7 +116,7 @@ class CudaSide:
         return torch.cuda.max_memory_allocated(self._device)
 
     def follow(self) -> None:
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        self._stream.wait_stream(self._compute())
         self._harvest()
 
     @property
@@ -122,7 +126,7 @@ class CudaSide:
     def staging(self) -> torch.Tensor:
         if self._staging is None:
             self._staging = torch.empty(STAGING_BYTES, dtype=torch.uint8, device=self._device)
-            self._stream.wait_stream(torch.cuda.current_stream(self._device))
+            self._stream.wait_stream(self._compute())
         return self._staging
 
     def pack(self, targets: Tensors, sources: Tensors) -> None:
@@ -132,17 +136,21 @@ class CudaSide:
     def offload(self, targets: Tensors, sources: Tensors) -> None:
         size = sum(map(_nbytes, targets))
         timed = size >= _RATE_BYTES_MIN and not self._copies  # one copy at a time tells enough
+        began = self._timed_mark(self._stream) if timed else None
+        if self._batch is not None and all(map(_is_contiguous, sources)):
+            self._batch(targets, sources, self._stream)
+        else:
+            self._offload_through_torch(targets, sources)
+        if began is not None:
+            self._copies.append((began, self._timed_mark(self._stream), size))
+
+    def _offload_through_torch(self, targets: Tensors, sources: Tensors) -> None:
         with torch.cuda.stream(self._stream):
-            began = self._timed_mark(self._stream) if timed else None
-            if self._batch is not None and all(map(_is_contiguous, sources)):
-                self._batch(targets, sources, self._stream)
-            elif self._lists:
+            if self._lists:
                 torch._foreach_copy_(list(targets), list(sources), non_blocking=self._asynchronous)
-            else:
-                for target, source in zip(targets, sources, strict=True):
-                    target.copy_(source, non_blocking=self._asynchronous)
-            if began is not None:
-                self._copies.append((began, self._timed_mark(self._stream), size))
+                return
+            for target, source in zip(targets, sources, strict=True):
+                target.copy_(source, non_blocking=self._asynchronous)
 
     def host_like(self, value: torch.Tensor) -> torch.Tensor:
         return torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
@@ -161,17 +169,17 @@ class CudaSide:
     def hold_back(self, mark: torch.cuda.Event) -> None:
         if mark.query():
             return
-        compute = torch.cuda.current_stream(self._device)
+        compute = self._compute()
         before = self._timed_mark(compute)
         compute.wait_event(mark)
         self._waits.append((before, self._timed_mark(compute)))
 
     def open_window(self) -> None:
-        self._window = self._timed_mark(torch.cuda.current_stream(self._device))
+        self._window = self._timed_mark(self._compute())
 
     def close_window(self) -> None:
         if self._window is not None:
-            now = self._timed_mark(torch.cuda.current_stream(self._device))
+            now = self._timed_mark(self._compute())
             self._windows.append((self._window, now))
             self._window = None
 

@@ -2,7 +2,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#define PIECE (1 << 20)
+#define PIECE (1 << 18) /* small enough that a few MiB keep every thread busy */
 
 typedef struct {
     char *to;
@@ -17,7 +17,7 @@ void everystep_copy(const Copy *copies, int64_t count, int threads) {
 #pragma omp parallel num_threads(threads)
     {
         int64_t copy = 0, before = 0; /* pieces of the copies before this one */
-#pragma omp for schedule(dynamic, 4)
+#pragma omp for schedule(dynamic, 1)
         for (int64_t p = 0; p < pieces; p++) {
             if (p < before) copy = before = 0;
             for (int64_t own; p >= before + (own = (copies[copy].bytes + PIECE - 1) / PIECE); copy++) before += own;

@@ -36,7 +36,8 @@ class _Halves:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._cuda = device.type == "cuda"
-        self._threads = len(os.sched_getaffinity(0))
+        # memory is at its limit with fewer threads than there are cores
+        self._threads = max(1, 3 * len(os.sched_getaffinity(0)) // 4)
         self._memory = torch.frombuffer(fresh(2 * _HALF_BYTES), dtype=torch.uint8)
         if self._cuda:
             lock_pages(self._memory)

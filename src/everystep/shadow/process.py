@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from everystep.core.census import Mode
-from everystep.core.pace import shadow_cores
 from everystep.errors import EverystepError
 from everystep.format.base import SessionValues
 from everystep.lane import control
@@ -107,8 +106,6 @@ class Shadow:
 
     def run(self) -> None:
         """Until there is nobody left to serve."""
-        cores = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, shadow_cores(cores, self.opening.replay_threads))
         signal.signal(signal.SIGTERM, self._on_sigterm)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         if self._redone_by(twins=False):

@@ -57,7 +57,8 @@ class Training:
         self.optimizer.zero_grad()
 
     def state(self) -> dict[str, object]:
-        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        # a plain dict: the stager of some versions of torch cannot copy the metadata of a state_dict
+        return {"model": dict(self.model.state_dict()), "optimizer": self.optimizer.state_dict()}
 
 
 def _optimizer(name: str, model: nn.Module) -> torch.optim.Optimizer:

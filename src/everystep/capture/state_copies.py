@@ -19,21 +19,22 @@ _CUT_BYTES = 16 << 20  # state that does not fit before the next step is divided
 
 
 class _Flight(NamedTuple):
-    """State on its way. Pieces of tensors that do not lie row by row are copies: they are kept."""
+    """State on its way. What is a copy of it, because it does not lie row by row, is kept."""
 
     side: Side
     mark: Any
-    pieces: list[_Piece]
+    copies: list[torch.Tensor]
 
 
 class _Piece(NamedTuple):
     target: torch.Tensor
     source: torch.Tensor
     stays: bool  # the source does not change before the next step
+    copied: bool  # the source is nobody else's
 
     def part(self, start: int, size: int) -> _Piece:
         end = start + size
-        return _Piece(self.target[start:end], self.source[start:end], self.stays)
+        return _Piece(self.target[start:end], self.source[start:end], self.stays, self.copied)
 
 
 class StateCopies:
@@ -55,7 +56,7 @@ class StateCopies:
         flat = source.detach().contiguous().view(-1).view(torch.uint8)[start : start + size]
         target = self._bytes[at : at + size]
         if source.device in self._sides:
-            self._pieces.append(_Piece(target, flat, stays))
+            self._pieces.append(_Piece(target, flat, stays, not source.is_contiguous()))
         else:
             target.copy_(flat)
 
@@ -70,7 +71,7 @@ class StateCopies:
                 self._send_changing(side, changing)
             if steady := [p for p in own if p.stays]:
                 now, later = self._divide(steady)
-                self._in_flight.append(_Flight(side, _offload(side, now), now))
+                self._in_flight.append(_flight(side, now))
                 self._overflow += [(side, piece) for piece in later]
 
     def _send_changing(self, side: Side, pieces: list[_Piece]) -> None:
@@ -130,7 +131,7 @@ class StateCopies:
             self.snapshots += 1
         for side, piece in (overflow[i] for i in schedule.late):
             side.follow()
-            self._in_flight.append(_Flight(side, _offload(side, [piece]), [piece]))
+            self._in_flight.append(_flight(side, [piece]))
 
     def release_snapshots(self) -> None:
         """Activations will need the memory that was free for them."""
@@ -139,6 +140,10 @@ class StateCopies:
     def clear(self) -> None:
         """Everything has been copied, or changed before it was."""
         self._in_flight.clear()
+
+
+def _flight(side: Side, pieces: list[_Piece]) -> _Flight:
+    return _Flight(side, _offload(side, pieces), [p.source for p in pieces if p.copied])
 
 
 def _offload(side: Side, pieces: list[_Piece]) -> Any:

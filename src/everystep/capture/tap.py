@@ -7,6 +7,7 @@ later hook may still change) is sent as state instead: re-base is the one repair
 from __future__ import annotations
 
 import contextlib
+import gc
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -211,6 +212,10 @@ class Tap:
 
     def seal(self, step: int, *, rng: bytes | None = None) -> None:
         """End step `step`: edits, bases asked for, user state and random states, then the seal."""
+        with _no_collection():
+            self._seal(step, rng)
+
+    def _seal(self, step: int, rng: bytes | None) -> None:
         self.log.discard()
         self.land()
         self.log.turn(step)
@@ -353,6 +358,20 @@ class Tap:
                 f"{left} of {len(self.versions)} atoms to be sent, in about {steps} steps",
             )
         return "every step", "every step is recorded"
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Sending state makes thousands of objects that are gone a moment later. A collection that finds them
+    alive moves them to the oldest generation, and a full one soon stops training for a tenth of a second."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 class _OrLetGo:

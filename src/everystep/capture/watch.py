@@ -112,7 +112,10 @@ class Watch:
             for value in self._live.state_of(index, atom).values()
             if isinstance(value, torch.Tensor)
         ]
-        return Hints([self._live.tensors[atom], *values])
+        hints = Hints([self._live.tensors[atom], *values])
+        return tuple(hints.addresses), tuple(
+            hints.versions
+        )  # numbers are no work for the collector
 
     def differs(self) -> bool:
         """Whether any atom differs from its mark; nothing is marked."""

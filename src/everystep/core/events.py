@@ -12,7 +12,7 @@ from everystep.core.census import ALIGN_BYTES
 AMP_BYTES = 2 * ALIGN_BYTES  # behind a call's gradients there is room for what a GradScaler says
 
 
-class Edit(msgspec.Struct, frozen=True, tag="edit", array_like=True):
+class Edit(msgspec.Struct, frozen=True, tag="edit", array_like=True, gc=False):
     """`nbytes` bytes of one tensor, from byte `start` on: the atom's value (slot "") or one of its
     optimizer slots ("<optimizer key>/<name>")."""
 
@@ -25,7 +25,7 @@ class Edit(msgspec.Struct, frozen=True, tag="edit", array_like=True):
     at: int
 
 
-class SlotValues(msgspec.Struct, frozen=True, tag="values", array_like=True):
+class SlotValues(msgspec.Struct, frozen=True, tag="values", array_like=True, gc=False):
     """The parts of one atom's optimizer state that are not plain tensors, encoded."""
 
     atom: int
@@ -33,7 +33,7 @@ class SlotValues(msgspec.Struct, frozen=True, tag="values", array_like=True):
     values: bytes
 
 
-class Rebase(msgspec.Struct, frozen=True, tag="rebase", array_like=True):
+class Rebase(msgspec.Struct, frozen=True, tag="rebase", array_like=True, gc=False):
     """The edits of these atoms in this record are their whole state at this step; `versions` tells
     when each last changed, so that an unchanged atom is not written to the store again."""
 
@@ -41,7 +41,7 @@ class Rebase(msgspec.Struct, frozen=True, tag="rebase", array_like=True):
     versions: tuple[int, ...]
 
 
-class Call(msgspec.Struct, frozen=True, tag="call", array_like=True):
+class Call(msgspec.Struct, frozen=True, tag="call", array_like=True, gc=False):
     """One optimizer call: the gradients it consumed (`presence` has a bit per atom of the optimizer:
     None is not zero) and every scalar of its groups."""
 
@@ -52,7 +52,7 @@ class Call(msgspec.Struct, frozen=True, tag="call", array_like=True):
     amp: dict[str, int]  # where grad_scale and found_inf lie in the payload, a float32 each
 
 
-class Seal(msgspec.Struct, frozen=True, tag="seal", array_like=True):
+class Seal(msgspec.Struct, frozen=True, tag="seal", array_like=True, gc=False):
     """The end of step `step`. An empty `state` or group means: as in the record before."""
 
     step: int

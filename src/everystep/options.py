@@ -24,6 +24,9 @@ class Options:
     """False sends the state itself at every step instead of the gradients it was made from."""
     overhead_budget_percent: float = 0.5
     """How much training may be slowed down while a base is taken; the base takes more steps instead."""
+    fingerprint_every: int = 0
+    """Steps from one digest of the whole state, compared with the replica, to the next; 0: as often as a
+    thousandth of training's time allows."""
     durable_every: str | int = "10m"
     """How often the shadow writes a base to the store: a duration ("10m") or a number of steps."""
     on_lag: Literal["drop", "wait"] = "drop"
@@ -48,6 +51,8 @@ class Options:
             raise OptionsError(
                 f"option overhead_budget_percent: {self.overhead_budget_percent}, expected 0 to 100"
             )
+        if self.fingerprint_every < 0:
+            raise OptionsError(f"option fingerprint_every: {self.fingerprint_every}, expected >= 0")
         duration_seconds("idle_exit", self.idle_exit)
         if self.keep_last < 1:
             raise OptionsError(f"option keep_last: {self.keep_last}, expected >= 1")

@@ -25,7 +25,7 @@ from everystep.core.cadence import Rest, retry_seconds
 from everystep.core.pace import replay_threads
 from everystep.errors import CaptureTooLarge, EverystepError, LaneTimeout, ShadowLost
 from everystep.format.base import Point
-from everystep.lane.control import Answer, AskClose, AskRetire, AskStatus, Request
+from everystep.lane.control import Answer, AskClose, AskFlush, AskRetire, AskStatus, Request
 from everystep.lane.runtime import ShadowCard, read_card
 from everystep.options import Options
 from everystep.recover.find import Found, claimed_point
@@ -123,6 +123,7 @@ class Recorder:
             may_wait=self._waiting_rule(connection),
             rest=self._rest,
             budget_percent=self._options.overhead_budget_percent,
+            fingerprint_every=self._options.fingerprint_every,
         )
         self.tap.opening_rng = opening_rng or capture_rng()
         self.tap.install()
@@ -302,12 +303,23 @@ class Recorder:
         if self.connection is None and self._starter is not None:
             self._starter.join()
             self._look_after_shadow()
-        self.bring_shadow_up_to_date("close")
-        answer = self.ask(AskClose(self.step), _DURABLE_SECONDS)
+        answer = self.ask_durable(AskClose(self.step), "close", _DURABLE_SECONDS)
         if answer.error:
             raise EverystepError(f"close {self.path} at step {self.step}: {answer.error}")
         if self.connection is not None:
             self.connection.shadow.wait_gone(10)
+
+    def ask_durable(
+        self, request: AskFlush | AskClose, operation: str, timeout_seconds: float
+    ) -> Answer:
+        """Have everything sealed so far written, what has to be repaired first included."""
+        deadline = time.monotonic() + timeout_seconds
+        while True:
+            self.bring_shadow_up_to_date(operation)
+            answer = self.ask(request, max(1.0, deadline - time.monotonic()))
+            if not answer.repair or self.tap is None:
+                return answer
+            self.tap.seal(self.step)  # the same step again: it sends what the shadow has asked for
 
     def bring_shadow_up_to_date(self, operation: str) -> None:
         """Return when everything sealed so far is in the ring: what is left of a base goes now."""

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch
 
@@ -37,6 +37,7 @@ from everystep.recover.upload import Uploads
 log = logging.getLogger("everystep")
 
 _DURABLE_SECONDS = 3600.0
+_T = TypeVar("_T")
 
 
 def attach(
@@ -185,7 +186,7 @@ class Run:
             found.census.why,
         )
 
-    def _timed(self, phase: str, work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _timed(self, phase: str, work: Callable[..., _T], *args: Any, **kwargs: Any) -> _T:
         """How long attach takes, and for what, is part of the status."""
         began = time.perf_counter()
         try:
@@ -259,8 +260,7 @@ class Run:
         """Return once the newest sealed step is durable in the store."""
         self.resume()
         if self._recorder is not None:
-            self._recorder.bring_shadow_up_to_date("flush")
-            answer = self._recorder.ask(AskFlush(self.step), timeout_seconds)
+            answer = self._recorder.ask_durable(AskFlush(self.step), "flush", timeout_seconds)
             if answer.error:
                 raise EverystepError(
                     f"flush {self.path} at step {self.step}: {answer.error}",

@@ -21,6 +21,7 @@ class LaggingSide:
     stall_seconds = 0.0
     link_bytes_per_second = 0.0
     window_seconds = 0.0
+    digest_seconds = 0.0
     allocated_bytes = 0
     peak_bytes = 1 << 40
 
@@ -68,6 +69,9 @@ class LaggingSide:
     def write_word(self, target: torch.Tensor, word: int) -> None:
         signed = word - (1 << 64) if word >> 63 else word
         self._push(lambda: target.view(torch.int64).fill_(signed))
+
+    def digest(self, work: Callable[[], None]) -> None:
+        work()
 
     def open_window(self) -> None:
         pass

@@ -31,6 +31,7 @@ def test_options_are_frozen() -> None:
         "every",
         "log",
         "overhead_budget_percent",
+        "fingerprint_every",
         "durable_every",
         "on_lag",
         "on_failure",

@@ -46,7 +46,7 @@ class Bench:
         self.writer.commit_device(ticket)
 
     def seal(self, step: int, after: int, *events: Event, payload: bytes = b"") -> None:
-        seal = Seal(step, after, b"rng", b"", (), {}, 0)
+        seal = Seal(step, after, b"rng", b"", (), 0)
         self.publish([*events, seal], payload, FLAG_SEALED, step)
 
     @property

@@ -74,7 +74,7 @@ class Bench:
         self.persister = Persister(run, None, 3)
         self.keeper = Keeper(Options(durable_every=1), self.intake, self.persister)
         self.persister.claim()
-        seal = Seal(1, 0, b"rng", b"", (), {}, 0)
+        seal = Seal(1, 0, b"rng", b"", (), 0)
         publish(self.writer, [EDIT, Rebase((0,), (1,)), seal], b"state at", FLAG_SEALED, 1)
         assert self.intake.take(may_apply=True) and self.intake.whole
 

@@ -25,6 +25,9 @@ from everystep.errors import EverystepError, UsageError
 
 _WARM_UP_STEPS = 3
 _WARM_UP_SECONDS = 120.0
+# a peer that does not work here is reported, and the others are measured all the same
+_PEER_ERRORS = (ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, OSError)
+_PEER_ERRORS += (RuntimeError, TypeError, ValueError)
 
 
 class Settings(NamedTuple):
@@ -73,9 +76,7 @@ def overhead(settings: Settings, say: Any) -> dict[str, Any]:
         for name in order:
             try:
                 windows.append(_window(name, training, settings))
-            except EverystepError:
-                raise
-            except Exception as error:  # noqa: BLE001 — a peer that fails here is reported, others go on
+            except _PEER_ERRORS as error:
                 failed[name] = f"{type(error).__name__}: {error}".strip().splitlines()[-1]
                 say(f"{name:>20}: {failed[name]}")
                 continue

@@ -19,6 +19,7 @@ from everystep.capture.calls import CallLog
 from everystep.capture.census import LiveCensus
 from everystep.capture.copier import Copier
 from everystep.capture.early import Guard
+from everystep.capture.fingerprints import FingerprintSender
 from everystep.capture.lifetime import release_modules
 from everystep.capture.outbox import LetGo, Outbox
 from everystep.capture.rng import capture_rng
@@ -29,8 +30,6 @@ from everystep.core.cadence import Rest
 from everystep.core.census import Mode
 from everystep.core.events import Seal
 from everystep.lane.ring import RingWriter
-
-_FINGERPRINT_EVERY = 64
 
 
 class Tap:
@@ -48,6 +47,7 @@ class Tap:
         may_wait: Callable[[float, bool], bool],
         rest: Rest,
         budget_percent: float,
+        fingerprint_every: int,
     ) -> None:
         self.live = live
         self.step = step
@@ -72,6 +72,7 @@ class Tap:
             may_go_early=lambda: self.flowing and self.opened and not self.outgrown,
             budget_percent=budget_percent,
         )
+        self.prints = FingerprintSender(live, self.outbox, self.copier, fingerprint_every)
         self._rest = rest
         self._user_state = user_state
         self._letting_go = False
@@ -257,18 +258,18 @@ class Tap:
         state = self._user_state.collect()
         groups = [self.log.groups(i) for i in range(len(self.live.optimizers))]
         changed = (g if g != old else b"" for g, old in zip(groups, self._last_groups, strict=True))
-        every = step <= 2 or step % _FINGERPRINT_EVERY == 0
-        prints = self._watch.fingerprints() if every and self.base_is_sent else {}
+        self.prints.turn()
+        if self.base_is_sent and self.prints.is_due(step):
+            self.prints.send(step)
         seal = Seal(
             step=step,
             after=self.step,
             rng=rng,
             state=state if state != self._last_state else b"",
             groups=tuple(changed),
-            fingerprints=prints,
             time_ns=time.time_ns(),
         )
-        size = len(rng) + len(seal.state) + sum(map(len, groups)) + 20 * len(prints)
+        size = len(rng) + len(seal.state) + sum(map(len, groups))
         self.outbox.room(0, size)
         self.outbox.add(seal)
         self.outbox.seal()
@@ -340,6 +341,7 @@ class Tap:
             "early_tap": self.log.early_tap,
             "early_gradients": self.log.early_gradients,
             "snapshots": self.copier.state.snapshots,
+            "fingerprint_every": self.prints.every,
             "link_bytes_per_second": self.copier.link_bytes_per_second,
             "window_seconds": self.copier.window_seconds,
         }

@@ -139,27 +139,6 @@ class Watch:
                 edited.append(atom)
         return SlotChanges(edited, lost)
 
-    def fingerprints(self) -> dict[int, int]:
-        """Digests of value and slots of every atom that a shadow replays, on the CPU."""
-        found: dict[int, int] = {}
-        census = self._live.census
-        for atom in {a for s in census.optimizers if s.mode is Mode.REPLAY for a in s.atoms}:
-            if self._live.tensors[atom].device.type != "cpu":
-                continue
-            digest = xxhash.xxh3_64(self._bytes(atom))
-            slots = {
-                f"{spec.key}/{name}": value
-                for i, spec in enumerate(census.optimizers)
-                if atom in spec.atoms
-                for name, value in self._live.state_of(i, atom).items()
-                if isinstance(value, torch.Tensor)
-            }
-            for name in sorted(slots):
-                digest.update(name.encode())
-                digest.update(raw_bytes(slots[name]))
-            found[atom] = digest.intdigest()
-        return found
-
     def _frozen_now(self) -> list[int]:
         """Frozen atoms whose hint changed, and the next few in turn."""
         hints: dict[int, Mark] = {i: self._hint(i) for i in self._frozen}

@@ -52,6 +52,13 @@ class Call(msgspec.Struct, frozen=True, tag="call", array_like=True, gc=False):
     amp: dict[str, int]  # where grad_scale and found_inf lie in the payload, a float32 each
 
 
+class Fingerprints(msgspec.Struct, frozen=True, tag="prints", array_like=True, gc=False):
+    """Digests of tensors (atom, slot) as they are at the seal, eight bytes each."""
+
+    tensors: tuple[tuple[int, str], ...]
+    at: int
+
+
 class Seal(msgspec.Struct, frozen=True, tag="seal", array_like=True, gc=False):
     """The end of step `step`. An empty `state` or group means: as in the record before."""
 
@@ -60,11 +67,10 @@ class Seal(msgspec.Struct, frozen=True, tag="seal", array_like=True, gc=False):
     rng: bytes
     state: bytes
     groups: tuple[bytes, ...]
-    fingerprints: dict[int, int]
     time_ns: int
 
 
-Event = Edit | SlotValues | Rebase | Call | Seal
+Event = Edit | SlotValues | Rebase | Call | Fingerprints | Seal
 
 
 def pack_presence(present: list[bool]) -> bytes:

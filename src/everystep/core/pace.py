@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
+_FINGERPRINT_SHARE = 0.001  # of training's time
+_FINGERPRINT_EVERY_MIN, _FINGERPRINT_EVERY_MAX = 16, 1024
 FIRST_SLICE_BYTES = 64 << 20
 _SLICE_BYTES_MIN = 4 << 20
 _SHARE = 0.8  # of what the link can take besides gradients; measured rates are never quite steady
@@ -54,6 +57,13 @@ def worth_a_hook(sizes: Sequence[int]) -> list[int]:
 def early_pays(stall_seconds: float, *, steps: int, hooks: int) -> bool:
     """Whether waiting for copies took longer than sending them during backward would."""
     return stall_seconds > steps * hooks * _HOOK_SECONDS > 0
+
+
+def fingerprint_every(cost_seconds: float, step_seconds: float) -> int:
+    """Steps from one digest of the whole state to the next, so that they take their share of the time."""
+    allowed = step_seconds * _FINGERPRINT_SHARE
+    wanted = math.ceil(cost_seconds / allowed) if allowed > 0 else _FINGERPRINT_EVERY_MIN
+    return min(max(wanted, _FINGERPRINT_EVERY_MIN), _FINGERPRINT_EVERY_MAX)
 
 
 def steps_left(bytes_left: int, slice_bytes: int) -> int:

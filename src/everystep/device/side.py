@@ -7,7 +7,7 @@ not change before a copy is done, the *compute stream* waits on the device, and 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import Any, Protocol
@@ -32,6 +32,7 @@ class Side(Protocol):
     stall_seconds: float  # time the compute stream has waited for us
     link_bytes_per_second: float  # 0: not measured yet
     window_seconds: float  # from one step to the next; 0: not measured yet
+    digest_seconds: float  # that digesting the state took last; 0: not measured yet
 
     @property
     def allocated_bytes(self) -> int:
@@ -78,6 +79,9 @@ class Side(Protocol):
     def close_window(self) -> None:
         """The next step is about to be queued."""
 
+    def digest(self, work: Callable[[], None]) -> None:
+        """Do work that is queued on the compute stream, and measure it there."""
+
     def write_word(self, target: torch.Tensor, word: int) -> None:
         """Put 64 bits into host memory, behind every copy queued so far."""
 
@@ -106,6 +110,8 @@ class CudaSide:
         self._window: torch.cuda.Event | None = None
         self._windows: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
         self.window_seconds = 0.0
+        self._digest: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
+        self.digest_seconds = 0.0
 
     @property
     def allocated_bytes(self) -> int:
@@ -183,6 +189,11 @@ class CudaSide:
             self._windows.append((self._window, now))
             self._window = None
 
+    def digest(self, work: Callable[[], None]) -> None:
+        before = self._timed_mark(self._compute())
+        work()
+        self._digest = before, self._timed_mark(self._compute())
+
     def write_word(self, target: torch.Tensor, word: int) -> None:
         signed = word - (1 << 64) if word >> 63 else word
         with torch.cuda.stream(self._stream):
@@ -212,6 +223,9 @@ class CudaSide:
             before, after = self._windows.popleft()
             seconds = before.elapsed_time(after) / 1e3
             self.window_seconds = _smooth(self.window_seconds, seconds)
+        if self._digest is not None and self._digest[1].query():
+            before, after = self._digest
+            self._digest, self.digest_seconds = None, before.elapsed_time(after) / 1e3
 
 
 def _copies_lists(device: torch.device) -> bool:

@@ -90,6 +90,9 @@ class Answer(msgspec.Struct, frozen=True):
     """`error` is empty when the request was carried out."""
 
     error: str = ""
+    repair: bool = (
+        False  # nothing was written: atoms are wrong here, and the trainer has to send them
+    )
     status: dict[str, Any] = {}
     holding: Holding | None = None
 

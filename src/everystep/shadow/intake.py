@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from everystep.core.census import Census, Mode
-from everystep.core.events import Call, Edit, Event, Rebase, Seal, SlotValues
+from everystep.core.events import Call, Edit, Event, Fingerprints, Rebase, Seal, SlotValues
 from everystep.errors import CorruptData
 from everystep.format.base import SessionValues
 from everystep.format.entry import frame_entry
@@ -23,6 +23,7 @@ from everystep.shadow.replica import Replica
 log = logging.getLogger(__name__)
 
 _TAIL_BYTES_MIN = 64 << 20
+_REPAIRED_NAMED = 10
 _RUN_MAX = 8  # records that one pass redoes; more save little
 _PATIENCE_SECONDS = 0.5
 
@@ -63,6 +64,8 @@ class Intake:
         self.passes = 0  # over the state; one may redo several records
         self.replay_seconds = 0.0
         self.repairs = 0
+        self.repaired: list[str] = []  # atoms of the newest repair
+        self.prints_checked = 0
         self.drifted: set[int] = set()
         self._held: list[_Held] = []  # the record still arriving
         self._records: deque[list[_Held]] = deque()  # whole records, not yet redone
@@ -130,7 +133,7 @@ class Intake:
             if run == _RUN_MAX or call is None or not self._replays(call):
                 break
             run += 1
-            if _seal(record).fingerprints:
+            if _prints(record):
                 break  # compared before anything moves on
         return run
 
@@ -154,6 +157,8 @@ class Intake:
             for atom in atoms:
                 self.replica.versions[atom] = seal.step
             self._finish(seal)
+        for prints, payload in _prints(records[-1]):
+            self._compare(prints, payload, self.step)
         self.ring.release(records[-1][-1].entry.ticket)
         self.records += run
         self._waiting_since = time.monotonic()
@@ -247,6 +252,8 @@ class Intake:
                 self._rebase(event, [e for e, _ in events[:position]])
         self._keep_tail(events, based_at)
         self._finish(seal)
+        for prints, payload in _prints(record):
+            self._compare(prints, payload, seal.step)
         self.ring.release(entries[-1].ticket)
         self.records += 1
 
@@ -335,20 +342,26 @@ class Intake:
             for i, new in enumerate(seal.groups)
         )
         self.session = SessionValues(seal.step, seal.rng, seal.state or old.state, groups, ())
-        wrong = [
-            atom
-            for atom, expected in seal.fingerprints.items()
-            if self.replica.based[atom]
-            and atom not in self._log_atoms
-            and self.replica.fingerprint(atom) != expected
-        ]
+
+    def _compare(self, prints: Fingerprints, payload: memoryview, step: int) -> None:
+        """The replica must have the digests that the trainer's state had at this step."""
+        expected = payload[prints.at : prints.at + 8 * len(prints.tensors)].cast("q")
+        known = {
+            key: number
+            for key, number in zip(prints.tensors, expected, strict=True)
+            if self.replica.based[key[0]] and key[0] not in self._log_atoms | self.drifted
+        }
+        found = self.replica.digests(list(known))
+        wrong = sorted({key[0] for key, number in known.items() if found.get(key) != number})
+        self.prints_checked += 1
         if wrong:
             names = ", ".join(self.census.atoms[atom].name for atom in wrong[:3])
-            log.warning("replica_drifted step=%d atoms=%d first=%s", seal.step, len(wrong), names)
+            log.warning("replica_drifted step=%d atoms=%d first=%s", step, len(wrong), names)
             self.repairs += len(wrong)
+            self.repaired = [self.census.atoms[atom].name for atom in wrong[:_REPAIRED_NAMED]]
             self.drifted.update(wrong)
             self._fold_asked = False  # one request replaces the other: a fold is asked for again
-            self.ring.request_atoms(wrong)
+            self.ring.request_atoms(self.drifted)
 
     def session_values(self) -> SessionValues:
         """The session with the slots that are no tensors, as it is stored and handed over."""
@@ -367,11 +380,21 @@ def _seal(record: list[_Held]) -> Seal:
     return seal
 
 
+def _prints(record: list[_Held]) -> list[tuple[Fingerprints, memoryview]]:
+    return [
+        (event, held.entry.payload)
+        for held in record
+        for event in held.entry.events
+        if isinstance(event, Fingerprints)
+    ]
+
+
 def _calls(held: _Held) -> bool:
     return any(isinstance(event, Call) for event in held.entry.events)
 
 
 def _only_call(record: list[_Held]) -> Call | None:
-    """The call of a record that holds nothing else but its seal."""
-    first, *others = (event for held in record for event in held.entry.events)
+    """The call of a record that holds nothing else but fingerprints and its seal."""
+    events = [event for held in record for event in held.entry.events]
+    first, *others = (event for event in events if not isinstance(event, Fingerprints))
     return first if isinstance(first, Call) and len(others) == 1 else None

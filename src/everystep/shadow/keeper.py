@@ -28,9 +28,10 @@ class Keeper:
 
     @property
     def has_news(self) -> bool:
-        """A whole state that the store does not have yet."""
+        """A whole state that the store does not have yet, and that is not known to be wrong."""
         durable = self._persister.state.durable
-        return self._intake.whole and (durable is None or self._intake.step > durable.step)
+        sound = self._intake.whole and not self._intake.drifted
+        return sound and (durable is None or self._intake.step > durable.step)
 
     @property
     def has_begun(self) -> bool:
@@ -95,8 +96,6 @@ class Keeper:
             durable_step=state.durable.step if state.durable else None,
             seconds_since_base=time.time() - state.durable_time,
         )
-        if self._intake.drifted and moving and not asked:
-            return  # the repair is under way: do not write what is known to be wrong
         failed = bool(state.problem)  # what failed is tried until it is done
         if self.has_news and (asked or last_words or due or failed):
             self.wanted = None

@@ -350,7 +350,7 @@ class Shadow:
     def _answer_yield(self, route: list[bytes]) -> bool:
         if not self._drained or self._succeeded:
             return False
-        if not self.intake.whole or self._distrusted:
+        if not self.intake.whole or self._distrusted or self.intake.drifted:
             answer = control.Answer(error="this shadow holds no complete state")
         else:
             self._yielded = True
@@ -388,6 +388,9 @@ class Shadow:
         if state.durable is not None and state.durable.step >= request.step:
             self.control.answer(route, control.Answer(status=self.status()))
             self._done |= isinstance(request, control.AskClose)
+            return True
+        if self.intake.drifted and self._drained:
+            self.control.answer(route, control.Answer(repair=True))
             return True
         # only a failure since it was asked is an answer: what failed earlier may have been mended
         new = state.fenced or state.failures_total > failures

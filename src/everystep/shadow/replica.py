@@ -7,16 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-import xxhash
-
 from everystep.core.census import Census, align
-from everystep.core.dtypes import tensor_bytes
+from everystep.core.dtypes import ELEMENT_TYPES, tensor_bytes
 from everystep.core.events import Edit
 from everystep.errors import CorruptData, NotEnoughMemory
 from everystep.format.base import SessionValues
 from everystep.lane.arena import SharedMemory
 from everystep.lane.control import Holding, Place
-from everystep.lane.memory import clear, copy
+from everystep.lane.memory import clear, copy, digests
 
 _EXTENTS_FOR_VALUES = 4  # slots need as much room as values, or twice: a dozen extents at most
 Key = tuple[int, str]  # atom, slot; slot "" is the atom's value
@@ -115,13 +113,11 @@ class Replica:
             if key[0] == atom and key[1]:
                 yield key[1], self.view(key), place
 
-    def fingerprint(self, atom: int) -> int:
-        """Digest of an atom's value and tensor slots; the trainer computes the same over its own."""
-        digest = xxhash.xxh3_64(self.view((atom, "")))
-        for slot in sorted(slot for slot, _, _ in self.slots_of(atom)):
-            digest.update(slot.encode())
-            digest.update(self.view((atom, slot)))
-        return digest.intdigest()
+    def digests(self, keys: Sequence[Key]) -> dict[Key, int]:
+        """Of those tensors that are here; the trainer computes the same over its own."""
+        here = [key for key in keys if key in self.places]
+        widths = [ELEMENT_TYPES[self.places[key].dtype].bytes for key in here]
+        return dict(zip(here, digests([self.view(key) for key in here], widths), strict=True))
 
     @property
     def complete(self) -> bool:

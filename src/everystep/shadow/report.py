@@ -26,6 +26,8 @@ def describe_intake(intake: Intake) -> dict[str, Any]:
         "replay_passes": intake.passes,
         "replay_seconds": intake.replay_seconds,
         "repairs": intake.repairs,
+        "repaired": intake.repaired,
+        "fingerprints_checked": intake.prints_checked,
         "ring_waiting": ring.waiting,
         "ring_slots": ring.geometry.slots,
         "log_steps": intake.tail_steps,

@@ -1,0 +1,94 @@
+"""Every few steps each atom and slot is digested where it lies, and the digests travel with the record: what
+the shadow has replayed must have the same."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+
+import torch
+
+from everystep.capture.census import LiveCensus
+from everystep.capture.copier import Copier
+from everystep.capture.outbox import Outbox
+from everystep.core.census import Mode, OptimizerSpec
+from everystep.core.events import Fingerprints
+from everystep.core.pace import fingerprint_every
+from everystep.replay.fingerprints import digest_tensors, in_digest_order
+
+_NAME_BYTES = 16  # of a tensor's place in the document, without the name of its slot
+_SMOOTHING = 0.2
+
+
+class FingerprintSender:
+    """Owned by the training thread. `every`: 0 lets the time decide that digests may take."""
+
+    def __init__(self, live: LiveCensus, outbox: Outbox, copier: Copier, every: int) -> None:
+        self._live, self._outbox, self._copier = live, outbox, copier
+        self._every = every
+        specs = live.census.optimizers
+        # what is sent as state at every step, or only logged, is nothing that a shadow computes; and where
+        # no twin gives a device's bits, that they differ is known
+        self._optimizers = [i for i, spec in enumerate(specs) if self._is_redone_exactly(spec)]
+        redone = {a for i in self._optimizers for a in specs[i].atoms}
+        moved = {a for spec in specs for a in spec.atoms}
+        self._atoms = [a for a in range(len(live.tensors)) if a in redone or a not in moved]
+        self._sent_at: int | None = None
+        self._step_seconds = self._host_seconds = 0.0
+        self._sealed = time.perf_counter()
+
+    def _is_redone_exactly(self, spec: OptimizerSpec) -> bool:
+        devices = {self._live.tensors[atom].device.type for atom in spec.atoms}
+        return spec.mode is Mode.REPLAY and (bool(spec.twins) or devices == {"cpu"})
+
+    @property
+    def every(self) -> int:
+        """Steps from one to the next."""
+        if self._every:
+            return self._every
+        sides = self._copier.sides.values()
+        device = max((side.digest_seconds for side in sides), default=0.0)
+        return fingerprint_every(self._host_seconds + device, self._step_seconds)
+
+    def turn(self) -> None:
+        """A step is over: how long steps take decides how often there is time for digests."""
+        now = time.perf_counter()
+        seconds, self._sealed = now - self._sealed, now
+        before = self._step_seconds or seconds
+        self._step_seconds = before + _SMOOTHING * (seconds - before)
+
+    def is_due(self, step: int) -> bool:
+        return self._sent_at is None or step - self._sent_at >= self.every
+
+    def send(self, step: int) -> None:
+        began = time.perf_counter()
+        for device, found in self._by_device().items():
+            side = self._copier.sides.get(device)
+            self._send(found) if side is None else side.digest(partial(self._send, found))
+        if self._sent_at is not None:  # the first one also loads kernels
+            self._host_seconds = time.perf_counter() - began
+        self._sent_at = step
+
+    def _by_device(self) -> dict[torch.device, dict[tuple[int, str], torch.Tensor]]:
+        found: dict[torch.device, dict[tuple[int, str], torch.Tensor]] = {}
+        for atom in self._atoms:
+            tensor = self._live.tensors[atom]
+            found.setdefault(tensor.device, {})[atom, ""] = tensor
+        for index in self._optimizers:
+            spec = self._live.census.optimizers[index]
+            for atom in spec.atoms:
+                for name, slot in self._live.state_of(index, atom).items():
+                    if isinstance(slot, torch.Tensor):
+                        found.setdefault(slot.device, {})[atom, f"{spec.key}/{name}"] = slot
+        return found
+
+    def _send(self, found: dict[tuple[int, str], torch.Tensor]) -> None:
+        keys, tensors = list(found), list(found.values())
+        order = in_digest_order(tensors)
+        keys = [keys[i] for i in order]
+        numbers = digest_tensors([tensors[i] for i in order])
+        names = sum(len(slot) + _NAME_BYTES for _, slot in keys)
+        at = self._outbox.room(numbers.nbytes, names)
+        address = self._outbox.address(at)
+        self._copier.state.piece(address, numbers, 0, numbers.nbytes, stays=False)
+        self._outbox.add(Fingerprints(tuple(keys), at))

@@ -297,3 +297,10 @@ def test_between_equal_twins_the_kernels_own_is_taken(
     chosen = choose(torch.optim.SGD([parameter], fused=fused))
     _known.clear()
     assert chosen.twins == {"bfloat16": f"sgd-{expected}-bfloat16"}
+
+
+def test_the_fused_kernel_of_the_cpu_is_left_to_torch() -> None:
+    """It fuses multiply and add in the last elements of a tensor only: a short probe may miss that."""
+    parameters = [torch.nn.Parameter(torch.ones(19))]
+    assert choose(torch.optim.SGD(parameters, momentum=0.9, fused=True)).twins == {}
+    assert choose(torch.optim.SGD(parameters, momentum=0.9)).twins == {"float32": "sgd-cpu-float32"}

@@ -60,6 +60,8 @@ def _unfit(optimizer: torch.optim.Optimizer, path: str) -> str:
         return "parameters of several devices, or of one that was never looked at"
     if not all(p.is_floating_point() for p in parameters):
         return "parameters of several devices or kinds"
+    if parameters[0].device.type == "cpu" and any(g.get("fused") for g in optimizer.param_groups):
+        return "the CPU's fused kernel rounds the ends of tensors in another way"
     if not all(is_ordinary(group) for group in optimizer.param_groups):
         return "capturable, differentiable or with tensors for betas"
     return ""

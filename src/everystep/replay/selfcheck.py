@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ from everystep.replay.tensors import dtype_name
 from everystep.replay.twins import TWINS, Powers, Twin, powers_needed, rule_of, slots_of
 
 _POWERS_MAX = 1 << 22
+_GRADIENTS = 16
 Build = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 
 
@@ -31,6 +33,12 @@ def awkward(count: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
     """Mixed magnitudes, and a few infinities, denormals, signed zeros and NaNs between them."""
     with torch.device("cpu"):  # whatever the user's default is
         return _awkward(count, seed).to(dtype)
+
+
+@lru_cache(maxsize=256)
+def _gradient(count: int, dtype: torch.dtype, step: int, place: int) -> torch.Tensor:
+    """Never written to. After a while they come again, but the state they meet is another."""
+    return awkward(count, dtype, 7 * step + place + 100)
 
 
 def _awkward(count: int, seed: int) -> torch.Tensor:
@@ -85,11 +93,13 @@ def differences(
         for twin in candidates(rule, dtype_name(start[0], "probe"), device)
     ]
     for number in range(probe.steps):
-        gradients = [awkward(v.numel(), dtype, 7 * number + i + 100) for i, v in enumerate(start)]
+        gradients = [
+            _gradient(v.numel(), dtype, number % _GRADIENTS, i) for i, v in enumerate(start)
+        ]
         for group in optimizer.param_groups:
             group["lr"] = _lr_at(number, group["lr"])
         for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad = gradient.to(device)
+            parameter.grad = gradient.to(device, copy=True)  # some optimizers write into it
         _step_unseen(optimizer)
         for mirror in mirrors:
             mirror.step(dict(optimizer.param_groups[0]), gradients)

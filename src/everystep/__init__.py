@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from everystep.errors import EverystepError
+    from everystep.ranks import compare_ranks
     from everystep.session import Run, attach, restore
     from everystep.store.reader import StoredRun, open_run
 
@@ -18,11 +19,12 @@ _HOMES = {
     "Run": "everystep.session",
     "StoredRun": "everystep.store.reader",
     "attach": "everystep.session",
+    "compare_ranks": "everystep.ranks",
     "open_run": "everystep.store.reader",
     "restore": "everystep.session",
 }
 
-__all__ = ["EverystepError", "Run", "StoredRun", "attach", "open_run", "restore"]
+__all__ = ["EverystepError", "Run", "StoredRun", "attach", "compare_ranks", "open_run", "restore"]
 
 
 def __getattr__(name: str) -> Any:

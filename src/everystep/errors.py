@@ -104,3 +104,7 @@ class NothingToRecover(RecoveryError):
 
 class StepUnavailable(RecoveryError):
     """The step asked for is not retained."""
+
+
+class SilentCorruption(EverystepError):
+    """Copies of a tensor that every rank should have alike are not alike."""

@@ -19,7 +19,7 @@ BOUNDARIES = {"recorder.py", "process.py", "__main__.py"}
 
 
 def test_public_names_are_frozen() -> None:
-    names = ["EverystepError", "Run", "StoredRun", "attach", "open_run", "restore"]
+    names = ["EverystepError", "Run", "StoredRun", "attach", "compare_ranks", "open_run", "restore"]
     assert everystep.__all__ == names, "a public name was added or lost: at most eight, on purpose"
     for name in names:
         assert getattr(everystep, name) is not None

@@ -94,24 +94,24 @@ class RankWatch:
     def _after_step(self) -> None:
         self.step += 1
         if self._reading is not None and self._reading.arrived:
-            self._reading, reading = None, self._reading
-            self._gathering = _gather(reading, self._group)
+            self._exchange(self._reading)
         if self._gathering is not None and self._gathering.work.is_completed():
-            self._look()
+            self._look(self._gathering)
         if self.step % self._every == 0:
             self._finish()  # normally long done; every rank must gather equally often
             self._reading = self._read()
 
     def _finish(self) -> None:
         if self._reading is not None:
-            self._reading, reading = None, self._reading
-            self._gathering = _gather(reading, self._group)
+            self._exchange(self._reading)
         if self._gathering is not None:
-            self._look()
+            self._look(self._gathering)
 
-    def _look(self) -> None:
-        assert self._gathering is not None
-        self._gathering, gathering = None, self._gathering
+    def _exchange(self, reading: _Reading) -> None:
+        self._reading, self._gathering = None, _gather(reading, self._group)
+
+    def _look(self, gathering: _Gathering) -> None:
+        self._gathering = None
         self.compared += 1
         new = []
         for (atom, slot), numbers in self._differing(gathering):

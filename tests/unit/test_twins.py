@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from everystep.native import TARGET
 from everystep.replay import choose as choose_module
 from everystep.replay.choose import _known, choose
 from everystep.replay.passes import Rows, Step, run_pass
-from everystep.replay.selfcheck import Probe, awkward, device_powers, differences
+from everystep.replay.selfcheck import Probe, awkward, device_powers, differences, drift
 from everystep.replay.twins import SLOTS, TWINS, Powers, Twin, powers_needed, slots_of
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the twins were not compiled")
@@ -305,3 +306,11 @@ def test_the_fused_kernel_of_the_cpu_is_left_to_torch() -> None:
     parameters = [torch.nn.Parameter(torch.ones(19))]
     assert choose(torch.optim.SGD(parameters, momentum=0.9, fused=True)).twins == {}
     assert choose(torch.optim.SGD(parameters, momentum=0.9)).twins == {"float32": "sgd-cpu-float32"}
+
+
+def test_how_far_two_implementations_get_from_each_other() -> None:
+    fused, plain = (partial(torch.optim.Adam, lr=1e-3, fused=f) for f in (True, False))
+    cpu = torch.device("cpu")
+    apart = drift(fused, plain, cpu, torch.float32, Probe(steps=20))
+    assert 0 < apart < 1e-2, "they round differently, and little more"
+    assert drift(plain, plain, cpu, torch.float32, Probe(steps=20)) == 0

@@ -26,8 +26,10 @@ from everystep.errors import EverystepError, UsageError
 _WARM_UP_STEPS = 3
 _WARM_UP_SECONDS = 120.0
 # a peer that does not work here is reported, and the others are measured all the same
-_PEER_ERRORS = (ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, OSError)
-_PEER_ERRORS += (RuntimeError, TypeError, ValueError)
+_PEER_ERRORS = (
+    *(AssertionError, AttributeError, ImportError, LookupError),
+    *(OSError, RuntimeError, TypeError, ValueError),
+)
 
 
 class Settings(NamedTuple):

@@ -197,6 +197,6 @@ def _with_twins(
 def _exactness(specs: list[OptimizerSpec], tensors: list[torch.Tensor]) -> tuple[str, str]:
     replayed = {a for s in specs if s.mode is Mode.REPLAY and not s.twins for a in s.atoms}
     if any(tensors[a].device.type != "cpu" for a in replayed):
-        device = next(tensors[a].device for a in replayed if tensors[a].device.type != "cpu")
-        return "bounded", f"{device} steps are replayed on the CPU, which may round differently"
+        why = next(s.why for s in specs if s.mode is Mode.REPLAY and not s.twins)
+        return "bounded", f"steps are replayed on the CPU: {why}"
     return "exact", "every step is redone bit for bit"

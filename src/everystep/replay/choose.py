@@ -8,10 +8,12 @@ from typing import Any, NamedTuple
 import torch
 
 from everystep.native import library
-from everystep.replay.selfcheck import Probe, device_powers, differences
+from everystep.replay.optimizers import on_cpu
+from everystep.replay.selfcheck import Probe, device_powers, differences, drift
 from everystep.replay.tensors import dtype_name
 from everystep.replay.twins import is_ordinary, rule_of
 
+_BOUND_STEPS = 20
 _known: dict[Any, set[str]] = {}  # a choice holds for a process: its device and torch stay
 
 
@@ -26,14 +28,15 @@ def choose(optimizer: torch.optim.Optimizer) -> Choice:
     path = f"{type(optimizer).__module__}:{type(optimizer).__qualname__}"
     reason = _unfit(optimizer, path)
     if reason:
-        return Choice({}, {}, reason)
+        return Choice({}, {}, reason + _bound(optimizer))
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     device = parameters[0].device
     twins: dict[str, str] = {}
     for dtype in dict.fromkeys(p.dtype for p in parameters):
         found = _twin(optimizer, device, dtype)
         if found is None:
-            return Choice({}, {}, f"no twin gives the bits of {path} in {dtype} on {device}")
+            reason = f"no twin gives the bits of {path} in {dtype} on {device}"
+            return Choice({}, {}, reason + _bound(optimizer))
         twins[dtype_name(torch.empty(0, dtype=dtype), "parameter")] = found
     betas = {b for group in optimizer.param_groups for b in group.get("betas", ())}
     encoded = (
@@ -83,6 +86,24 @@ def _twin(optimizer: torch.optim.Optimizer, device: torch.device, dtype: torch.d
     fused = any(group.get("fused") for group in optimizer.param_groups)
     # settings may leave no difference between two: later ones may, so the kernel's own comes first
     return min(left, key=lambda name: (("fused" in name) != fused, name)) if left else None
+
+
+def _bound(optimizer: torch.optim.Optimizer) -> str:
+    """How far torch on the CPU will get from the device; "" where they are the same."""
+    group = optimizer.param_groups[0]
+    parameter = group["params"][0]
+    if parameter.device.type == "cpu":
+        return ""
+    settings = {k: v for k, v in group.items() if k not in ("params", "initial_lr")}
+    settings["lr"] = float(settings["lr"])
+    there = partial(_rebuilt, type(optimizer), settings)
+    here = partial(_rebuilt, type(optimizer), on_cpu(settings))
+    probe = Probe(steps=_BOUND_STEPS)
+    try:
+        far = drift(there, here, parameter.device, parameter.dtype, probe)
+    except (RuntimeError, TypeError, ValueError) as error:
+        return f"; how far the CPU gets from it could not be measured ({error})"
+    return f"; after {probe.steps} steps on the CPU a value was off by up to {far:.1e} of itself"
 
 
 def _rebuilt(

@@ -106,6 +106,33 @@ def differences(
     return {mirror.twin_name: mirror.differences(optimizer, parameters) for mirror in mirrors}
 
 
+def drift(
+    there: Build, here: Build, device: torch.device, dtype: torch.dtype, probe: Probe
+) -> float:
+    """How far an optimizer on the CPU gets from one on a device: the largest difference of a value or slot
+    after the probe's steps, relative to it."""
+    start = [awkward(size, dtype, number) for number, size in enumerate(probe.sizes)]
+    sides = []
+    for build, place in ((there, device), (here, torch.device("cpu"))):
+        parameters = [torch.nn.Parameter(value.to(place, copy=True)) for value in start]
+        optimizer = build(parameters)
+        for number in range(probe.steps):
+            for i, parameter in enumerate(parameters):
+                gradient = _gradient(parameter.numel(), dtype, number % _GRADIENTS, i)
+                parameter.grad = gradient.to(place, copy=True)
+            _step_unseen(optimizer)
+        slots = (s for p in parameters for _, s in sorted(optimizer.state[p].items()))
+        tensors = [*(p.detach() for p in parameters), *(s for s in slots if torch.is_tensor(s))]
+        sides.append(tensors)
+    return max(_apart(a.cpu().double(), b.double()) for a, b in zip(*sides, strict=True))
+
+
+def _apart(theirs: torch.Tensor, mine: torch.Tensor) -> float:
+    usual = theirs.isfinite() & mine.isfinite() & (theirs != 0)
+    far = (theirs - mine).abs()[usual] / theirs.abs()[usual]
+    return float(far.max()) if far.numel() else 0.0
+
+
 def _step_unseen(optimizer: torch.optim.Optimizer) -> None:
     """Without the hooks that a user registered for every optimizer: this one is none of theirs."""
     step: Any = type(optimizer).step

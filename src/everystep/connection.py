@@ -110,6 +110,7 @@ def connect(
             predecessor=predecessor,
             survival=verdict,
             durable_every=options.durable_every,
+            durable_log=options.durable_log,
             keep_last=options.keep_last,
             idle_exit=options.idle_exit,
             arena_dir=options.arena_dir,

@@ -29,6 +29,8 @@ class Options:
     thousandth of training's time allows."""
     durable_every: str | int = "10m"
     """How often the shadow writes a base to the store: a duration ("10m") or a number of steps."""
+    durable_log: int = 0
+    """So many records at a time are written to the store, synced, between bases; 0: only bases are."""
     on_lag: Literal["drop", "wait"] = "drop"
     """A full ring lets records go and re-bases later, or makes the trainer wait."""
     on_failure: Literal["warn", "raise"] = "warn"
@@ -53,6 +55,8 @@ class Options:
             )
         if self.fingerprint_every < 0:
             raise OptionsError(f"option fingerprint_every: {self.fingerprint_every}, expected >= 0")
+        if self.durable_log < 0:
+            raise OptionsError(f"option durable_log: {self.durable_log} records, expected >= 0")
         duration_seconds("idle_exit", self.idle_exit)
         if self.keep_last < 1:
             raise OptionsError(f"option keep_last: {self.keep_last}, expected >= 1")

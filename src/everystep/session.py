@@ -87,9 +87,10 @@ def restore(
 def _load_without_attaching(
     found: Found, model: Models, optimizer: Optimizers | None, path: Path
 ) -> int:
-    if found.tail_steps and optimizer is None:
+    logged = found.tail_steps + len(found.log)
+    if logged and optimizer is None:
         raise UsageError(
-            f"restore {path}: the newest {found.tail_steps} steps are a log of gradients",
+            f"restore {path}: the newest {logged} steps are a log of gradients",
             hint="give the optimizer too: it redoes them",
         )
     live = take_census(model, optimizer if optimizer is not None else {})
@@ -113,6 +114,8 @@ def load_point(found: Found, live: LiveCensus, path: Path, *, optimizers: bool) 
             load_optimizers(found, keyed, live.tensors, ids, uploads)
     if optimizers:
         redo_tail(found, keyed, live.tensors, ids)
+        if found.log:
+            versions = [found.point.step] * len(versions)
         if found.tail_steps:  # the log moved its atoms on: they are no longer what the base holds
             for spec in found.census.optimizers:
                 for atom in spec.atoms if spec.mode is Mode.LOG else ():

@@ -33,6 +33,7 @@ def test_options_are_frozen() -> None:
         "overhead_budget_percent",
         "fingerprint_every",
         "durable_every",
+        "durable_log",
         "on_lag",
         "on_failure",
         "keep_last",

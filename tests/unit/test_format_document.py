@@ -13,7 +13,7 @@ import torch
 from everystep.core import events
 from everystep.core.dtypes import ELEMENT_TYPES
 from everystep.core.geometry import SLOT_HEADER_BYTES
-from everystep.format import entry, slot, values
+from everystep.format import entry, log, slot, values
 from everystep.format.base import CHUNK_BYTES
 from everystep.replay.tensors import pack, unpack
 
@@ -50,6 +50,17 @@ def test_ring_words() -> None:
         assert getattr(slot, f"RING_{name.upper().replace(' ', '_')}_AT") == int(offset), name
     known = [n for n in vars(slot) if re.fullmatch(r"RING_\w+_AT", n)]
     assert len(known) == len(table("ring word"))
+
+
+def test_log() -> None:
+    for name, packed in (("segment field", log._SEGMENT), ("record field", log._RECORD)):
+        at = 0
+        codes = re.findall(r"\d*[a-zA-Z]", packed.format.removeprefix("<"))
+        for (_, offset, size), code in zip(table(name), codes, strict=True):
+            assert (int(offset), int(size)) == (at, struct.calcsize("<" + code))
+            at += struct.calcsize("<" + code)
+    header = log.SegmentHeader("ab" * 16, 7, 121)
+    assert log.unpack_segment_header(memoryview(log.pack_segment_header(header)), "") == header
 
 
 def test_events() -> None:

@@ -8,6 +8,7 @@ import msgspec
 
 from everystep.core.census import Census
 from everystep.core.dtypes import ELEMENT_TYPES
+from everystep.core.events import Seal
 
 CHUNK_BYTES = 1 << 20
 
@@ -89,6 +90,15 @@ class SessionValues(msgspec.Struct, frozen=True):
     state: bytes
     groups: tuple[bytes, ...]
     values: tuple[tuple[int, int, bytes], ...]  # atom, optimizer, encoded slot values
+
+
+def after_seal(session: SessionValues, seal: Seal) -> SessionValues:
+    """What a record's seal leaves: what it does not say is as it was before."""
+    groups = tuple(
+        new or (session.groups[i] if i < len(session.groups) else b"")
+        for i, new in enumerate(seal.groups)
+    )
+    return SessionValues(seal.step, seal.rng, seal.state or session.state, groups, session.values)
 
 
 def safetensors_header(tensors: list[tuple[str, str, tuple[int, ...], int]]) -> bytes:

@@ -13,7 +13,12 @@ _FRAME = struct.Struct("<QQQ")  # document bytes, document checksum, payload byt
 
 
 def frame_entry(document: bytes, checksum: int, payload: bytes | memoryview) -> bytes:
-    return b"".join((_FRAME.pack(len(document), checksum, len(payload)), document, payload))
+    return b"".join((frame_head(document, checksum, len(payload)), payload))
+
+
+def frame_head(document: bytes, checksum: int, payload_bytes: int) -> bytes:
+    """What stands in front of an entry's payload."""
+    return _FRAME.pack(len(document), checksum, payload_bytes) + document
 
 
 def unframe_entries(data: memoryview) -> Iterator[tuple[list[Event], memoryview]]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from everystep.core.census import Census
+from everystep.core.events import Seal
 from everystep.errors import (
     EverystepError,
     LaneTimeout,
@@ -17,13 +18,16 @@ from everystep.errors import (
     StoreError,
     UnknownVersion,
 )
-from everystep.format.base import Point, SessionValues
+from everystep.format.base import Point, SessionValues, after_seal
+from everystep.format.entry import unframe_entries
+from everystep.format.log import LoggedRecord
 from everystep.lane import control
 from everystep.lane.arena import SharedMemory
 from everystep.lane.descriptors import receive_descriptors
 from everystep.lane.runtime import ShadowCard, is_alive, read_card
 from everystep.store import layout
 from everystep.store.bases import BaseReader, read_index
+from everystep.store.log import LogReader
 from everystep.store.runs import Lineage, identify, read_lineage, read_manifest
 
 log = logging.getLogger(__name__)
@@ -52,6 +56,7 @@ class Found(NamedTuple):
     tail: memoryview
     tail_steps: int
     problems: list[str]
+    log: tuple[LoggedRecord, ...] = ()  # steps behind the state, still to be redone
     holding: control.Holding | None = None
     memory: tuple[SharedMemory, ...] = ()
 
@@ -135,8 +140,8 @@ def _from_shadow(card: ShadowCard, problems: list[str]) -> Found | None:
         tail,
         holding.tail_steps,
         problems,
-        holding,
-        memory,
+        holding=holding,
+        memory=memory,
     )
 
 
@@ -151,13 +156,9 @@ def _ask_to_yield(card: ShadowCard) -> control.Answer:
 
 
 def _from_store(run: Path, lineage: Lineage, problems: list[str], step: int | None) -> Found | None:
-    """The newest base whose every byte is right; damaged ones are named and passed over."""
-    wanted = [c for c in lineage.candidates if step is None or c.entry.step == step]
-    if step is not None and not wanted:
-        kept = sorted({c.entry.step for c in lineage.candidates})
-        raise StepUnavailable(
-            f"step {step} of {run}: not retained", hint=f"retained steps: {kept or 'none'}"
-        )
+    """The newest base whose every byte is right, and what the log holds behind it; damaged ones are named and
+    passed over. A step that is wanted may lie in the log."""
+    wanted = [c for c in lineage.candidates if step is None or c.entry.step <= step]
     for candidate in wanted:
         try:
             reader = BaseReader(run, read_index(run, candidate))
@@ -168,20 +169,41 @@ def _from_store(run: Path, lineage: Lineage, problems: list[str], step: int | No
             log.warning("base_skipped step=%d error=%s", candidate.entry.step, error)
             problems.append(str(error))
             continue
-        return _found_base(reader, session, candidate.point, problems)
+        behind = LogReader(run, lineage, candidate.point, step)
+        if step is None or behind.end.step == step:
+            problems += behind.problems
+            return _found_base(reader, session, behind, problems)
+    if step is not None and all(c.entry.step != step for c in lineage.candidates):
+        kept = sorted({c.entry.step for c in lineage.candidates})
+        raise StepUnavailable(
+            f"step {step} of {run}: not retained",
+            hint=f"retained are bases of steps {kept or 'none'}, and what the log holds behind them",
+        )
     return None
 
 
 def _found_base(
-    reader: BaseReader, session: SessionValues, point: Point, problems: list[str]
+    reader: BaseReader, session: SessionValues, behind: LogReader, problems: list[str]
 ) -> Found:
     def tensors() -> Iterator[FoundTensor]:
         for t in reader.index.tensors:
             yield FoundTensor(t.atom, t.slot, t.dtype, t.shape, t.version, reader.tensor(t))
 
     index = reader.index
+    for record in behind.records:
+        for events, _ in unframe_entries(record.body):
+            for event in events:
+                session = after_seal(session, event) if isinstance(event, Seal) else session
     return Found(
-        point, "store", index.census, session, tensors, reader.tail, index.tail_steps, problems
+        behind.end,
+        "store",
+        index.census,
+        session,
+        tensors,
+        reader.tail,
+        index.tail_steps,
+        problems,
+        log=tuple(behind.records),
     )
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import torch
 
-from everystep.core.census import Census, Mode, mismatches
+from everystep.core.census import Census, mismatches
 from everystep.core.dtypes import tensor_bytes
 from everystep.core.events import Call, Edit, Event, SlotValues
 from everystep.errors import ModelMismatch, RecoveryError
@@ -178,12 +179,13 @@ def _replay_tail(
     tensors: Sequence[torch.Tensor],
     ids: dict[int, int],
 ) -> None:
-    for events, payload in unframe_entries(found.tail):
+    frames = chain([found.tail], (record.body for record in found.log))
+    for events, payload in chain.from_iterable(map(unframe_entries, frames)):
         for event in events:
             _replay_event(event, payload, found, optimizers, tensors, ids)
     for index, optimizer in optimizers.items():  # a tail leaves the scalars of its last call
         encoded = found.session.groups[index] if index < len(found.session.groups) else b""
-        if encoded and found.census.optimizers[index].mode is Mode.LOG:
+        if encoded:
             set_groups(optimizer, encoded)
 
 

@@ -9,7 +9,7 @@ import torch
 from everystep.core.census import Census, gradient_layout
 from everystep.core.events import Call, unpack_presence
 from everystep.format import values
-from everystep.replay.optimizers import on_cpu, prefer_multi_tensor
+from everystep.replay.optimizers import on_cpu, prefer_multi_tensor, step_unseen
 from everystep.replay.tensors import unpack, view_tensor
 
 
@@ -69,7 +69,7 @@ def _step(
         scalar = view_tensor(payload[at : at + 4], "float32", ())
         setattr(optimizer, name, scalar.to(parameters[0].device))
     try:
-        optimizer.step()
+        step_unseen(optimizer)
     finally:
         for name in call.amp:
             delattr(optimizer, name)

@@ -62,6 +62,12 @@ def rewrites_gradients(optimizer: torch.optim.Optimizer) -> bool:
     return any(g.get("nesterov") or g.get("differentiable") for g in optimizer.param_groups)
 
 
+def step_unseen(optimizer: torch.optim.Optimizer) -> None:
+    """Without hooks, those of users included: what they did to gradients and weights was recorded."""
+    step: Any = type(optimizer).step
+    (step.__wrapped__ if getattr(step, "hooked", False) else step)(optimizer)
+
+
 def rebuild(
     spec: OptimizerSpec, groups: list[dict[str, Any]], parameters: Sequence[torch.nn.Parameter]
 ) -> torch.optim.Optimizer:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from everystep.native import TARGET
+from everystep.replay.optimizers import step_unseen
 from everystep.replay.passes import Rows, Step, run_pass
 from everystep.replay.tensors import dtype_name
 from everystep.replay.twins import TWINS, Powers, Twin, powers_needed, rule_of, slots_of
@@ -100,7 +101,7 @@ def differences(
             group["lr"] = _lr_at(number, group["lr"])
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient.to(device, copy=True)  # some optimizers write into it
-        _step_unseen(optimizer)
+        step_unseen(optimizer)
         for mirror in mirrors:
             mirror.step(dict(optimizer.param_groups[0]), gradients)
     return {mirror.twin_name: mirror.differences(optimizer, parameters) for mirror in mirrors}
@@ -120,7 +121,7 @@ def drift(
             for i, parameter in enumerate(parameters):
                 gradient = _gradient(parameter.numel(), dtype, number % _GRADIENTS, i)
                 parameter.grad = gradient.to(place, copy=True)
-            _step_unseen(optimizer)
+            step_unseen(optimizer)
         slots = (s for p in parameters for _, s in sorted(optimizer.state[p].items()))
         tensors = [*(p.detach() for p in parameters), *(s for s in slots if torch.is_tensor(s))]
         sides.append(tensors)
@@ -131,12 +132,6 @@ def _apart(theirs: torch.Tensor, mine: torch.Tensor) -> float:
     usual = theirs.isfinite() & mine.isfinite() & (theirs != 0)
     far = (theirs - mine).abs()[usual] / theirs.abs()[usual]
     return float(far.max()) if far.numel() else 0.0
-
-
-def _step_unseen(optimizer: torch.optim.Optimizer) -> None:
-    """Without the hooks that a user registered for every optimizer: this one is none of theirs."""
-    step: Any = type(optimizer).step
-    (step.__wrapped__ if getattr(step, "hooked", False) else step)(optimizer)
 
 
 def _lr_at(number: int, lr: Any) -> Any:

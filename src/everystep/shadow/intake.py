@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -13,7 +13,7 @@ import msgspec
 from everystep.core.census import Census, Mode
 from everystep.core.events import Call, Edit, Event, Fingerprints, Rebase, Seal, SlotValues
 from everystep.errors import CorruptData
-from everystep.format.base import SessionValues
+from everystep.format.base import SessionValues, after_seal
 from everystep.format.entry import frame_entry
 from everystep.format.slot import FLAG_GAP, pack_events
 from everystep.lane.ring import Entry, RingReader
@@ -59,6 +59,8 @@ class Intake:
         self.session = session
         self.advances: dict[int, Advance] = {}  # by optimizer; torch's come once it is loaded
         self.tail: deque[tuple[int, bytes]] = deque()  # steps and frames: calls nobody here redoes
+        # told of every whole record, in its order
+        self.on_record: Callable[[Seal, list[tuple[list[Event], memoryview]]], None] | None = None
         self.gap = False  # records were let go: everything must be based anew
         self.records = 0
         self.passes = 0  # over the state; one may redo several records
@@ -156,7 +158,7 @@ class Intake:
             self._check_order(seal)
             for atom in atoms:
                 self.replica.versions[atom] = seal.step
-            self._finish(seal)
+            self.session = after_seal(self.session, seal)
         for prints, payload in _prints(records[-1]):
             self._compare(prints, payload, self.step)
         self.ring.release(records[-1][-1].entry.ticket)
@@ -183,6 +185,9 @@ class Intake:
             if not self._records:
                 self._waiting_since = time.monotonic()
             self._records.append(self._held)
+            if self.on_record is not None:
+                entries = [(held.entry.events, held.entry.payload) for held in self._held]
+                self.on_record(_seal(self._held), entries)
             self._held = []
 
     def _has_base(self, atom: int) -> bool:
@@ -251,7 +256,7 @@ class Intake:
             if isinstance(event, Rebase):
                 self._rebase(event, [e for e, _ in events[:position]])
         self._keep_tail(events, based_at)
-        self._finish(seal)
+        self.session = after_seal(self.session, seal)
         for prints, payload in _prints(record):
             self._compare(prints, payload, seal.step)
         self.ring.release(entries[-1].ticket)
@@ -334,14 +339,6 @@ class Intake:
 
     def _log_state_bytes(self) -> int:
         return sum(p.bytes for p in self.replica.places.values() if p.atom in self._log_atoms)
-
-    def _finish(self, seal: Seal) -> None:
-        old = self.session
-        groups = tuple(
-            new or (old.groups[i] if i < len(old.groups) else b"")
-            for i, new in enumerate(seal.groups)
-        )
-        self.session = SessionValues(seal.step, seal.rng, seal.state or old.state, groups, ())
 
     def _compare(self, prints: Fingerprints, payload: memoryview, step: int) -> None:
         """The replica must have the digests that the trainer's state had at this step."""

@@ -32,6 +32,7 @@ class Opening(msgspec.Struct, frozen=True):
     predecessor: ShadowCard | None  # the shadow that speaks for the run until this one can
     survival: Survival
     durable_every: str | int
+    durable_log: int
     keep_last: int
     idle_exit: str
     arena_dir: str | None

@@ -63,6 +63,11 @@ class Persister:
         state = self.state
         return not self.busy and not state.fenced and time.monotonic() >= state.retry_at
 
+    @property
+    def run_id(self) -> str:
+        """Empty until an epoch was claimed."""
+        return self._writer.manifest.run_id if self._writer else ""
+
     def claim(self) -> None:
         """Take an epoch if the store lets us; called again before every write until it does."""
         self._guarded(self._claim)

@@ -26,6 +26,7 @@ from everystep.lane.runtime import ShadowCard, is_alive, remove_card, write_card
 from everystep.options import Options, duration_seconds
 from everystep.shadow.intake import Intake
 from everystep.shadow.keeper import Keeper
+from everystep.shadow.logkeeper import LogKeeper
 from everystep.shadow.opening import Opening
 from everystep.shadow.persist import Persister
 from everystep.shadow.replica import Replica
@@ -68,6 +69,11 @@ class Shadow:
         self._take_over()
         self.persister = Persister(Path(opening.run), opening.continues, opening.keep_last)
         self.keeper = Keeper(self.options, self.intake, self.persister)
+        self.log = (
+            LogKeeper(Path(opening.run), opening.durable_log) if opening.durable_log else None
+        )
+        if self.log is not None:
+            self.intake.on_record = self.log.offer
         self.control = control.ControlServer(self._card.control)
         self.board = control.NoticeBoard(self._card.control)
         self.descriptors = DescriptorServer(Path(self._card.descriptors))
@@ -275,6 +281,10 @@ class Shadow:
     # ------------------------------------------------------------------ the store
 
     def _keep_cadence(self) -> None:
+        if self.log is not None and self._alone:
+            leaving = self._terminated or not self._trainer_alive
+            state = self.persister.state
+            self.log.look_after(self.persister.run_id, state.epoch, state.durable, now=leaving)
         if self._distrusted:
             return  # nothing that could be written
         if not self._trainer_alive and self._drained and self._alone:
@@ -408,12 +418,17 @@ class Shadow:
             "trainer_pid": self.opening.trainer_pid if self._trainer_alive else None,
             "warm": self._warm,
             **describe_intake(self.intake),
-            **describe_store(self.persister),
+            **describe_store(self.persister, self.log),
             "outlives_trainer": self.opening.survival.outlives,
             "outlives_why": self.opening.survival.because,
-            "health": "degraded" if self.persister.state.problem or self._problem else "ok",
-            "problem": self.persister.state.problem or self._problem,
+            "health": "degraded" if self._trouble else "ok",
+            "problem": self._trouble,
         }
+
+    @property
+    def _trouble(self) -> str:
+        logged = self.log.problem if self.log else ""
+        return self.persister.state.problem or self._problem or logged
 
     # ------------------------------------------------------------------ the end
 

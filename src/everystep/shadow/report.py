@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from everystep.shadow.intake import Intake
+from everystep.shadow.logkeeper import LogKeeper
 from everystep.shadow.persist import Persister
 
 _DAY_SECONDS = 86400.0
@@ -39,16 +40,23 @@ def describe_intake(intake: Intake) -> dict[str, Any]:
     }
 
 
-def describe_store(persister: Persister) -> dict[str, Any]:
-    """What is durable, and at which rate the disk is worn."""
+def describe_store(persister: Persister, log: LogKeeper | None) -> dict[str, Any]:
+    """What is durable, by bases or by the log behind them, and at which rate the disk is worn."""
     state = persister.state
     elapsed = max(time.monotonic() - persister.started, 60.0)
+    step, written = (state.durable.step, state.durable_time) if state.durable else (None, 0.0)
+    logged = log.step if log is not None and not log.let_go else None
+    if step is not None and logged is not None and logged > step:
+        step, written = logged, log.time if log else 0.0
+    total = state.bytes_written + (log.bytes_written if log else 0)
     return {
         "epoch": state.epoch or None,
-        "durable_step": state.durable.step if state.durable else None,
-        "durable_age_seconds": time.time() - state.durable_time if state.durable else None,
-        "durable_bytes": state.bytes_written,
+        "durable_step": step,
+        "durable_age_seconds": None if step is None else time.time() - written,
+        "based_step": state.durable.step if state.durable else None,
+        "durable_bytes": total,
+        "log_records_let_go": log.let_go if log else 0,
         "durable_write_bytes_per_second": state.write_bytes_per_second,
-        "durable_bytes_per_day": state.bytes_written * _DAY_SECONDS / elapsed,
+        "durable_bytes_per_day": total * _DAY_SECONDS / elapsed,
         "writing": persister.busy,
     }

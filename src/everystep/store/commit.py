@@ -26,6 +26,9 @@ CRASH_POINTS = (
     "manifest_synced",
     "manifest_renamed",
     "old_bases_half_removed",
+    "log_filled",
+    "log_written",
+    "log_synced",
 )
 
 

@@ -13,6 +13,7 @@ from everystep.format.base import BaseEntry, BaseIndex, Manifest, Point
 from everystep.store import layout
 from everystep.store.bases import Snapshot, read_index, write_base
 from everystep.store.commit import crash_point
+from everystep.store.log import drop_old_segments
 from everystep.store.runs import Candidate, check_fence, claim_epoch, read_lineage, write_manifest
 
 
@@ -61,7 +62,8 @@ class EpochWriter:
         What a killed writer left half written goes too.
         """
         check_fence(self._run, self.manifest.epoch)
-        candidates = read_lineage(self._run).candidates
+        lineage = read_lineage(self._run)
+        candidates = lineage.candidates
         keep, drop = candidates[: self._keep_last], candidates[self._keep_last :]
         needed: set[str] = set()
         for candidate in keep:
@@ -73,6 +75,8 @@ class EpochWriter:
         for folder in layout.base_dirs(self._run):
             if folder not in kept:
                 _remove_unreferenced(self._run, folder, needed)
+        if keep:
+            drop_old_segments(self._run, lineage, min(c.entry.step for c in keep))
 
     def _forget(self, keep: list[Candidate], drop: list[Candidate]) -> None:
         ours = {c.entry.step for c in keep if c.epoch == self.manifest.epoch}

@@ -5,6 +5,7 @@ RUN/epochs/000002/manifest.json                      what counts, and which poin
 RUN/epochs/000002/bases/000000000120/index.json      atoms, versions, files, checksums
                                     /weights.safetensors  /slots.safetensors
                                     /session.bin          /tail.bin
+RUN/epochs/000002/log/000000000121.log               records from that step on
 """
 
 from __future__ import annotations
@@ -39,3 +40,20 @@ def epoch_numbers(run: Path) -> list[int]:
     folder = run / "epochs"
     names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
     return sorted((int(name) for name in names if name.isdigit()), reverse=True)
+
+
+def log_dir(run: Path, epoch: int) -> Path:
+    return epoch_dir(run, epoch) / "log"
+
+
+def segment_name(first_step: int) -> str:
+    return f"{first_step:012d}.log"
+
+
+def first_step(segment: Path) -> int:
+    return int(segment.stem)
+
+
+def segments(run: Path, epoch: int) -> list[Path]:
+    """Of one epoch's log, oldest first."""
+    return sorted(path for path in log_dir(run, epoch).glob("*.log") if path.stem.isdigit())

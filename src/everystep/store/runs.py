@@ -34,6 +34,7 @@ class Lineage(NamedTuple):
     run_id: str
     candidates: list[Candidate]
     problems: list[str]
+    path: tuple[tuple[int, int | None], ...] = ()  # epochs, oldest first, and the last step of each
 
 
 def read_run(run: Path) -> RunDocument | None:
@@ -160,6 +161,7 @@ def read_lineage(run: Path) -> Lineage:
     problems = [problem] if problem else []
     dropped: set[Point] = set()
     limits: dict[int, int] | None = None  # newest step that counts, by epoch; None: no manifest yet
+    path: tuple[tuple[int, int | None], ...] = ()
     for number in layout.epoch_numbers(run):
         if limits is not None and number not in limits:
             continue
@@ -184,4 +186,5 @@ def read_lineage(run: Path) -> Lineage:
         if limits is None:
             points = [manifest.continues, *manifest.ancestors] if manifest.continues else []
             limits = {point.epoch: point.step for point in points}
-    return Lineage(run_id, candidates, problems)
+            path = (*((p.epoch, p.step) for p in reversed(points)), (number, None))
+    return Lineage(run_id, candidates, problems, path)

@@ -27,7 +27,7 @@ class StreamWriter:
     def __init__(self, path: Path, *, buffer_bytes: int = BUFFER_BYTES, depth: int = DEPTH) -> None:
         # memory first: what may be refused must not leave a descriptor behind
         self._free = deque(memoryview(mmap.mmap(-1, buffer_bytes)) for _ in range(depth))
-        self._fd, self.direct = _open(path)
+        self._fd, self.direct = open_direct(path)
         self._writing: deque[tuple[Future[None], memoryview]] = deque()
         self._thread = ThreadPoolExecutor(_WRITERS, "everystep-write")
         self._current, self._filled = self._free.popleft(), 0
@@ -76,26 +76,34 @@ class StreamWriter:
         job.result()
 
     def _write(self, data: memoryview, at: int) -> None:
-        while len(data):
-            direct = self.direct  # as it was asked: another thread may be refused at the same time
-            try:
-                count = os.pwrite(self._fd, data, at)
-            except OSError as error:
-                if not direct or error.errno not in _REFUSED:
-                    raise
-                self._go_buffered()
-                continue
-            data, at = data[count:], at + count
-            if self.direct and len(data) % _BLOCK_BYTES:
-                self._go_buffered()  # a short write left the grid
-
-    def _go_buffered(self) -> None:
-        flags = fcntl.fcntl(self._fd, fcntl.F_GETFL)
-        fcntl.fcntl(self._fd, fcntl.F_SETFL, flags & ~os.O_DIRECT)
-        self.direct = False
+        if not write_at(self._fd, data, at):
+            self.direct = False
 
 
-def _open(path: Path) -> tuple[int, bool]:
+def write_at(fd: int, data: memoryview, at: int) -> bool:
+    """All of it, past the page cache where the file system lets us; False where it does not."""
+    direct = bool(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT)
+    while len(data):
+        try:
+            count = os.pwrite(fd, data, at)
+        except OSError as error:
+            if not direct or error.errno not in _REFUSED:
+                raise
+            direct = _go_buffered(fd)
+            continue
+        data, at = data[count:], at + count
+        if direct and len(data) % _BLOCK_BYTES:
+            direct = _go_buffered(fd)  # a short write left the grid
+    return direct
+
+
+def _go_buffered(fd: int) -> bool:
+    flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+    fcntl.fcntl(fd, fcntl.F_SETFL, flags & ~os.O_DIRECT)
+    return False
+
+
+def open_direct(path: Path) -> tuple[int, bool]:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
         return os.open(path, flags | os.O_DIRECT, 0o644), True

@@ -1,0 +1,99 @@
+"""Segments of the log: records one behind the other, each with its checksum and chained to the one before.
+
+A batch of records is padded to whole blocks, so that it can be written past the page cache. What a crash
+leaves behind the last whole record does not check out, and ends the log there.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import xxhash
+
+from everystep.errors import CorruptData
+
+BLOCK_BYTES = 4096
+_MAGIC = 0x474F4C5045545345  # "ESTEPLOG"
+_RECORD_MAGIC = 0x44524F43455245
+_SEGMENT = struct.Struct("<QQ32sQQQ")  # magic, version, run, epoch, first step, checksum
+_RECORD = struct.Struct("<QQQQQQ")  # magic, step, after, body bytes, body checksum, chain
+_VERSION = 1
+
+
+class SegmentHeader(NamedTuple):
+    run_id: str
+    epoch: int
+    first_step: int
+
+
+class LoggedRecord(NamedTuple):
+    """Everything one step consumed; `body` is its entries as a log tail has them."""
+
+    step: int
+    after: int
+    body: memoryview
+
+
+def pack_segment_header(header: SegmentHeader) -> bytes:
+    run_id = header.run_id.encode().ljust(32, b"\0")
+    fields = (_MAGIC, _VERSION, run_id, header.epoch, header.first_step)
+    data = _SEGMENT.pack(*fields, 0)
+    return _SEGMENT.pack(*fields, xxhash.xxh3_64_intdigest(data)).ljust(BLOCK_BYTES, b"\0")
+
+
+def unpack_segment_header(data: memoryview, where: str) -> SegmentHeader:
+    if len(data) < BLOCK_BYTES:
+        raise CorruptData(f"read {where}: {len(data)} bytes, no room for a header")
+    *fields, checksum = _SEGMENT.unpack_from(data)
+    if xxhash.xxh3_64_intdigest(_SEGMENT.pack(*fields, 0)) != checksum or fields[0] != _MAGIC:
+        raise CorruptData(f"read {where}: its header does not check out")
+    if fields[1] != _VERSION:
+        raise CorruptData(f"read {where}: version {fields[1]}, expected {_VERSION}")
+    return SegmentHeader(fields[2].rstrip(b"\0").decode(), fields[3], fields[4])
+
+
+class Chain:
+    """Gives every record of a segment a head that depends on all records before it."""
+
+    def __init__(self, header: SegmentHeader) -> None:
+        self._link = xxhash.xxh3_64_intdigest(pack_segment_header(header))
+
+    def head(self, step: int, after: int, body: memoryview) -> bytes:
+        checksum = xxhash.xxh3_64_intdigest(body)
+        return self._next(step, after, len(body), checksum)
+
+    def _next(self, step: int, after: int, size: int, checksum: int) -> bytes:
+        told = struct.pack("<QQQQQ", self._link, step, after, size, checksum)
+        self._link = xxhash.xxh3_64_intdigest(told)
+        return _RECORD.pack(_RECORD_MAGIC, step, after, size, checksum, self._link)
+
+    def follows(self, head: bytes) -> tuple[int, int, int] | None:
+        """Step, step before and body's length of the next head; None if it is not the next one."""
+        magic, step, after, size, checksum, _ = _RECORD.unpack(head)
+        if magic != _RECORD_MAGIC or self._next(step, after, size, checksum) != head:
+            return None
+        self.checksum = checksum
+        return step, after, size
+
+
+def read_records(data: memoryview, where: str) -> Iterator[LoggedRecord]:
+    """Records of a segment up to the first one that is not whole; then CorruptData, unless it ends there."""
+    chain = Chain(unpack_segment_header(data, where))
+    at = BLOCK_BYTES
+    while at + _RECORD.size <= len(data):
+        head = bytes(data[at : at + _RECORD.size])
+        if head == bytes(_RECORD.size):  # the padding of a batch
+            at = -(-(at + 1) // BLOCK_BYTES) * BLOCK_BYTES
+            continue
+        told = chain.follows(head)
+        start = at + _RECORD.size
+        if told is None or start + told[2] > len(data):
+            raise CorruptData(f"read {where} at byte {at}: a record that was not finished")
+        step, after, size = told
+        body = data[start : start + size]
+        if xxhash.xxh3_64_intdigest(body) != chain.checksum:
+            raise CorruptData(f"read {where} at byte {start}: the record of step {step} is damaged")
+        yield LoggedRecord(step, after, body)
+        at = start + size

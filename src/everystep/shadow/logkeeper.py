@@ -1,0 +1,120 @@
+"""The durable log: whole records, in batches, to the store. A thread of its own writes and syncs them.
+
+A record is copied when it is whole, because its slots are freed when it has been redone. Where the disk is
+slower than the records, they are let go here: the log ends, and goes on behind the next base.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from everystep.core.cadence import retry_seconds
+from everystep.core.events import Event, Seal
+from everystep.errors import EverystepError, Fenced
+from everystep.format.base import Point
+from everystep.format.entry import frame_head
+from everystep.format.slot import pack_events
+from everystep.lane.memory import copy, fresh
+from everystep.store.log import LogWriter, Pending
+
+log = logging.getLogger(__name__)
+
+_WAITING_BYTES_MAX = 4 << 30
+_PATIENCE_SECONDS = 1.0  # a batch that does not fill is written after this long
+
+
+class LogKeeper:
+    """Owned by the main thread; `_write` runs in the writer's, one batch at a time."""
+
+    def __init__(self, run: Path, batch: int) -> None:
+        self._run, self._batch = run, batch
+        self._waiting: list[Pending] = []
+        self._bytes = 0
+        self._since = 0.0
+        self._thread: threading.Thread | None = None
+        self._writer: LogWriter | None = None
+        self._roll = False
+        self._based_at: Point | None = None
+        self._fenced = False
+        self._failures, self._retry_at = 0, 0.0
+        self.step: int | None = None  # the newest record that is on the disk
+        self.time = 0.0
+        self.bytes_written = 0
+        self.problem = ""
+        self.let_go = 0
+
+    @property
+    def busy(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def offer(self, seal: Seal, entries: Sequence[tuple[list[Event], memoryview]]) -> None:
+        """A record is whole: keep it until it is written."""
+        if self._fenced:
+            return
+        body = _framed(entries)
+        if self._bytes + len(body) > _WAITING_BYTES_MAX and self._waiting:
+            self.let_go += len(self._waiting) + 1
+            self.problem = (
+                "the disk is slower than the records: the log goes on behind the next base"
+            )
+            log.warning("log_let_go step=%d records=%d", seal.step, len(self._waiting) + 1)
+            self._waiting, self._bytes = [], 0
+            return
+        self._since = self._since if self._waiting else time.monotonic()
+        self._waiting.append(Pending(seal.step, seal.after, body))
+        self._bytes += len(body)
+
+    def look_after(self, run_id: str, epoch: int, durable: Point | None, *, now: bool) -> None:
+        """Begin to write a batch if one is full, old, or wanted now."""
+        if durable != self._based_at:  # what lies before a base can be dropped as a whole
+            self._based_at, self._roll = durable, True
+        if self.busy or not self._waiting or not epoch or time.monotonic() < self._retry_at:
+            return
+        old = time.monotonic() - self._since > _PATIENCE_SECONDS
+        if len(self._waiting) >= self._batch or old or now:
+            batch, self._waiting, self._bytes = self._waiting, [], 0
+            self._thread = threading.Thread(
+                target=self._guarded, args=(run_id, epoch, batch), daemon=True
+            )
+            self._thread.start()
+
+    def _guarded(self, run_id: str, epoch: int, batch: list[Pending]) -> None:
+        """The boundary: a store that fails is said and tried again, behind a gap."""
+        try:
+            self._write(run_id, epoch, batch)
+            self._failures, self.problem = 0, ""
+        except (OSError, EverystepError) as error:
+            self._failures += 1
+            self._retry_at = time.monotonic() + retry_seconds(self._failures)
+            self._fenced = isinstance(error, Fenced)
+            self.let_go += len(batch)
+            self.problem = f"log: {error}"
+            log.error("log_failed step=%d error=%s", batch[-1].step, error)
+
+    def _write(self, run_id: str, epoch: int, batch: list[Pending]) -> None:
+        if self._writer is None:
+            self._writer = LogWriter(self._run, run_id, epoch)
+        if self._roll:
+            self._roll = False
+            self._writer.close()
+        self.bytes_written += self._writer.append(batch)
+        self.step, self.time = batch[-1].step, time.time()
+
+
+def _framed(entries: Sequence[tuple[list[Event], memoryview]]) -> memoryview:
+    """A record's entries as a log tail has them, in memory of their own."""
+    heads = [frame_head(*pack_events(events), len(payload)) for events, payload in entries]
+    size = sum(map(len, heads)) + sum(len(payload) for _, payload in entries)
+    room, at = fresh(size), 0
+    targets = []
+    for head, (_, payload) in zip(heads, entries, strict=True):
+        room[at : at + len(head)] = head
+        at += len(head)
+        targets.append(room[at : at + len(payload)])
+        at += len(payload)
+    copy(targets, [payload for _, payload in entries])
+    return room

@@ -1,0 +1,170 @@
+"""The log of an epoch: append-only segments of records, written in batches, each synced before it counts."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from everystep.errors import CorruptData, StoreError
+from everystep.format.base import Point
+from everystep.format.log import (
+    BLOCK_BYTES,
+    Chain,
+    LoggedRecord,
+    SegmentHeader,
+    pack_segment_header,
+    read_records,
+)
+from everystep.store import layout
+from everystep.store.commit import crash_point, make_dirs, sync_dir
+from everystep.store.runs import Lineage, check_fence
+from everystep.store.stream import open_direct, write_at
+
+_SEGMENT_BYTES = 1 << 30  # a new one is begun behind it
+_BUFFER_BYTES_MIN = 1 << 20
+
+
+class Pending(NamedTuple):
+    """A record that is to be written: its entries, framed, in one or more pieces."""
+
+    step: int
+    after: int
+    body: memoryview
+
+
+class LogWriter:
+    """Appends to the newest segment of one epoch. Owned by one thread."""
+
+    def __init__(self, run: Path, run_id: str, epoch: int) -> None:
+        self._run, self._run_id, self._epoch = run, run_id, epoch
+        self._fd = -1
+        self._chain: Chain | None = None
+        self._at = 0
+        self._buffer = memoryview(b"")
+
+    def append(self, records: Sequence[Pending]) -> int:
+        """One write and one sync for all of them; returns how many bytes it took. When it raises, nothing of
+        them counts, and the next batch begins a new segment."""
+        check_fence(self._run, self._epoch)
+        try:
+            if self._fd < 0 or self._at >= _SEGMENT_BYTES:
+                self._begin(records[0].step)
+            size = self._fill(records)
+            crash_point("log_filled")
+            write_at(self._fd, self._buffer[:size], self._at)
+            crash_point("log_written")
+            os.fdatasync(self._fd)
+            crash_point("log_synced")
+        except OSError:
+            self.close()
+            raise
+        self._at += size
+        return size
+
+    def _begin(self, first_step: int) -> None:
+        self.close()
+        header = SegmentHeader(self._run_id, self._epoch, first_step)
+        folder = layout.log_dir(self._run, self._epoch)
+        make_dirs(folder, below=self._run)
+        path = folder / layout.segment_name(first_step)
+        path.unlink(missing_ok=True)  # of a batch that failed: none of it counted
+        self._fd, _ = open_direct(path)
+        self._room(BLOCK_BYTES)
+        self._buffer[:BLOCK_BYTES] = pack_segment_header(header)
+        write_at(self._fd, self._buffer[:BLOCK_BYTES], 0)
+        os.fsync(self._fd)
+        sync_dir(folder)
+        self._chain, self._at = Chain(header), BLOCK_BYTES
+
+    def _fill(self, records: Sequence[Pending]) -> int:
+        assert self._chain is not None
+        heads = [self._chain.head(r.step, r.after, r.body) for r in records]
+        used = sum(len(head) + len(r.body) for head, r in zip(heads, records, strict=True))
+        size = -(-used // BLOCK_BYTES) * BLOCK_BYTES
+        self._room(size)
+        at = 0
+        for head, record in zip(heads, records, strict=True):
+            for part in (head, record.body):
+                self._buffer[at : at + len(part)] = part
+                at += len(part)
+        self._buffer[at:size] = bytes(size - at)
+        return size
+
+    def _room(self, size: int) -> None:
+        if len(self._buffer) < size:  # mapped memory is aligned, as direct writes want it
+            self._buffer = memoryview(mmap.mmap(-1, max(size, _BUFFER_BYTES_MIN)))
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd, self._chain, self._at = -1, None, 0
+
+
+class LogReader:
+    """What the log holds behind a base, in its order; every record has been checked."""
+
+    def __init__(self, run: Path, lineage: Lineage, base: Point, until: int | None = None) -> None:
+        self.records: list[LoggedRecord] = []
+        self.end = base
+        self.problems: list[str] = []
+        epochs = [epoch for epoch, _ in lineage.path]
+        begin = epochs.index(base.epoch) if base.epoch in epochs else len(epochs)
+        for epoch, limit in lineage.path[begin:]:
+            last = min(n for n in (limit, until, _FOREVER) if n is not None)
+            if not self._follow(run, epoch, last):
+                break
+
+    def _follow(self, run: Path, epoch: int, last: int) -> bool:
+        """Take what belongs to the chain from one epoch; False: it ends here."""
+        for path in layout.segments(run, epoch):
+            try:
+                for record in _records_of(path):
+                    if record.step > last:
+                        return True
+                    if record.step <= self.end.step and record.after < self.end.step:
+                        continue  # the base holds it already
+                    if record.after != self.end.step:
+                        self.problems.append(
+                            f"log {path}: step {record.after} is missing, it ends at {self.end.step}"
+                        )
+                        return False
+                    self.records.append(record)
+                    self.end = Point(epoch, record.step)
+            except StoreError as error:
+                self.problems.append(
+                    str(error)
+                )  # a torn end: what comes behind it follows, or does not
+        return True
+
+
+_FOREVER = 1 << 62
+
+
+def _records_of(path: Path) -> Iterator[LoggedRecord]:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise CorruptData(f"read {path}: {error.strerror}") from error
+    try:
+        size = os.fstat(fd).st_size
+        data = memoryview(mmap.mmap(fd, size, access=mmap.ACCESS_COPY)) if size else memoryview(b"")
+    finally:
+        os.close(fd)
+    yield from read_records(data, str(path))
+
+
+def drop_old_segments(run: Path, lineage: Lineage, oldest_step: int) -> None:
+    """Remove segments that no kept base needs, and those of epochs that nobody continues."""
+    alive = dict(lineage.path)
+    for epoch in layout.epoch_numbers(run):
+        paths = layout.segments(run, epoch)
+        for path, behind in zip(paths, [*paths[1:], None], strict=True):
+            # every record of a segment is older than the first one of the next
+            replaced = behind is not None and layout.first_step(behind) <= oldest_step + 1
+            if replaced or epoch not in alive:
+                with contextlib.suppress(FileNotFoundError):
+                    path.unlink()

@@ -1,0 +1,221 @@
+"""Trainer and shadow die together: base and log bring the last written step back, with its bits; what is
+torn, flipped or missing ends the log before it."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import everystep
+from everystep.errors import StepUnavailable
+from everystep.lane.runtime import read_card, runtime_dir
+from everystep.store import layout
+
+from .compare import same
+from .harness import SEED, Job, _forks, kill_shadow, look, resume, seed_all, unbroken
+
+TOTAL = 24
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=1e-2, weight_decay=0.1),
+    "muon": lambda p: torch.optim.Muon(p, lr=1e-2),
+}
+
+
+def build(kind: str) -> Job:
+    """A schedule, clipping by a hook, dropout, edits of weights, and a layer without a gradient at times."""
+    bias = kind != "muon"
+    model = nn.Sequential(
+        nn.Linear(12, 40, bias=bias),
+        nn.Dropout(0.1),
+        nn.Linear(40, 40, bias=bias),
+        nn.Linear(40, 2, bias=bias),
+    )
+    optimizer = OPTIMIZERS[kind](model.parameters())
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, TOTAL)
+    weights = list(model.parameters())
+    optimizer.register_step_pre_hook(
+        lambda *_: torch.nn.utils.clip_grad_norm_(weights, 0.5) and None
+    )
+
+    def turn(step: int) -> float:
+        loss = model(torch.randn(16, 12)).square().mean()
+        loss.backward()
+        if step % 5 == 3:
+            model[2].weight.grad = None
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+        if step % 7 == 2:
+            model[0].weight.data.clamp_(-0.2, 0.2)
+        return loss.item()
+
+    return Job(model, optimizer, turn, {"schedule": schedule})
+
+
+def sgd() -> Job:
+    return build("sgd")
+
+
+def adamw() -> Job:
+    return build("adamw")
+
+
+def muon() -> Job:
+    return build("muon")
+
+
+def host(
+    make: Callable[[], Job], run: Path, home: str, die_at: int, batch: int, pause: float
+) -> None:
+    """Train in a process of its own; at `die_at` the whole host goes: trainer and shadow."""
+    os.environ["EVERYSTEP_RUNTIME_DIR"] = home
+    torch.set_num_threads(1)
+    try:
+        seed_all(SEED)
+        job = make()
+        with everystep.attach(
+            job.model,
+            job.optimizer,
+            run=run,
+            state=job.state,
+            durable_log=batch,
+            durable_every="1h",
+            on_lag="wait",
+            on_failure="raise",
+        ) as training:
+            for step in training.steps(die_at + 1):
+                if step == die_at and not pause:
+                    deadline = time.monotonic() + 30
+                    while training.status()["durable_step"] != die_at:
+                        assert time.monotonic() < deadline, training.status()
+                        time.sleep(0.02)
+                if step == die_at:
+                    card = read_card(runtime_dir(str(run)))
+                    assert card is not None
+                    os.kill(card.pid, signal.SIGKILL)
+                    os.kill(os.getpid(), signal.SIGKILL)
+                job.turn(step)
+                time.sleep(pause)
+    except BaseException:
+        Path(f"{run}.error").write_text(traceback.format_exc())
+        raise
+
+
+def lose_host(
+    make: Callable[[], Job], run: Path, die_at: int, batch: int, pause: float = 0.0
+) -> None:
+    home = os.environ["EVERYSTEP_RUNTIME_DIR"]
+    child = _forks.Process(target=host, args=(make, run, home, die_at, batch, pause))
+    child.start()
+    child.join(120)
+    error = Path(f"{run}.error")
+    assert child.exitcode == -signal.SIGKILL, error.read_text() if error.exists() else "it hangs"
+    kill_shadow(run)
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("make", [sgd, adamw, muon])
+def test_a_lost_host(make: Callable[[], Job], batch: int, tmp_path: Path) -> None:
+    end, losses, _ = unbroken(make, TOTAL)
+    run = tmp_path / "run"
+    lose_host(make, run, 9, batch)
+    lose_host(make, run, 17, batch)
+    assert everystep.open_run(run).steps[-1] < 17, "a base was written: the log is not needed"
+    outcome = resume(make, run, TOTAL, seed=SEED + 1, durable_log=batch)
+    assert (outcome.start, outcome.status["resumed_from"]) == (17, "store")
+    same(losses, {**losses, **outcome.losses}, "losses")
+    same(end, outcome.end, "end")
+    assert outcome.status["health"] == "ok"
+
+
+@pytest.mark.parametrize("chance", range(int(os.environ.get("EVERYSTEP_HOSTS_LOST", "4"))))
+def test_a_host_lost_at_any_instant(chance: int, tmp_path: Path) -> None:
+    """Nothing is waited for: the steps that had not been written are lost, and not many are."""
+    source = random.Random(SEED + chance)
+    die_at, batch = source.randint(3, TOTAL - 2), source.choice([1, 2, 3])
+    lose_host(sgd, tmp_path / "run", die_at, batch, pause=0.15)
+    end, losses, _ = unbroken(sgd, TOTAL)
+    outcome = resume(sgd, tmp_path / "run", TOTAL, seed=SEED + 1, durable_log=batch)
+    assert die_at - batch - 1 <= outcome.start <= die_at
+    same(losses, {**losses, **outcome.losses}, "losses")
+    same(end, outcome.end, "end")
+
+
+@pytest.fixture
+def logged(tmp_path: Path) -> Path:
+    lose_host(adamw, tmp_path / "run", 12, 1)
+    return tmp_path / "run"
+
+
+def states_of(make: Callable[[], Job], total: int) -> list[Any]:
+    seed_all(SEED)
+    job = make()
+    states = [look(job, whole=False)]
+    for step in range(total):
+        job.turn(step)
+        states.append(look(job, whole=False))
+    return states
+
+
+def test_every_step_of_the_log_can_be_restored(logged: Path) -> None:
+    states = states_of(adamw, 12)
+    for step in (0, 1, 5, 11, 12):
+        job = adamw()
+        assert everystep.restore(logged, job.model, job.optimizer, step=step) == step
+        same(states[step], look(job, whole=False), f"step {step}")
+    with pytest.raises(StepUnavailable, match="what the log holds"):
+        everystep.restore(logged, job.model, job.optimizer, step=13)
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "zeros", "gone", "swapped"])
+def test_the_log_ends_before_what_is_wrong(damage: str, logged: Path) -> None:
+    states = states_of(adamw, 12)
+    (path,) = layout.segments(logged, 1)
+    data = bytearray(path.read_bytes())
+    chance = random.Random(damage)
+    for _ in range(4):
+        broken, place = bytearray(data), chance.randrange(4096, len(data))
+        if damage == "cut":
+            broken = broken[:place]
+        elif damage == "flip":
+            broken[place] ^= 1 << chance.randrange(8)
+        elif damage == "zeros":
+            broken[place // 4096 * 4096 :] = bytes(len(data) - place // 4096 * 4096)
+        elif damage == "swapped":  # two writes that came in another order
+            a, b = sorted(chance.sample(range(1, len(data) // 4096), 2))
+            broken[a * 4096 : a * 4096 + 4096] = data[b * 4096 : b * 4096 + 4096]
+            place = a * 4096
+        path.unlink(missing_ok=True) if damage == "gone" else path.write_bytes(broken)
+        job = adamw()
+        step = everystep.restore(logged, job.model, job.optimizer)
+        same(states[step], look(job, whole=False), f"step {step}")
+        assert step == 0 if damage == "gone" else step <= 12
+        if damage in ("cut", "flip", "swapped") and place < len(data) // 2:
+            assert step < 12, "it was noticed"
+
+
+def test_old_segments_go_with_the_bases_that_needed_them(tmp_path: Path) -> None:
+    job = sgd()
+    options = {"durable_log": 1, "durable_every": 10, "keep_last": 2, "on_lag": "wait"}
+    with everystep.attach(job.model, job.optimizer, run=tmp_path / "run", **options) as run:
+        for step in run.steps(80):
+            job.turn(step)
+            time.sleep(0.02)
+    kept = everystep.open_run(tmp_path / "run").steps
+    first = [layout.first_step(path) for path in layout.segments(tmp_path / "run", 1)]
+    assert len(kept) == 2 and len(first) >= 2
+    assert sum(step <= kept[0] for step in first) <= 1, (first, kept)
+    for step in range(kept[0], 81, 7):
+        job = sgd()
+        assert everystep.restore(tmp_path / "run", job.model, job.optimizer, step=step) == step

@@ -95,8 +95,10 @@ class RankWatch:
         self.step += 1
         if self._reading is not None and self._reading.arrived:
             self._exchange(self._reading)
-        if self._gathering is not None and self._gathering.work.is_completed():
+        if self._gathering is not None and self._gathering.work.is_completed() and not self._raises:
             self._look(self._gathering)
+        if self._raises and self.step % self._every == 1 % self._every:
+            self._finish()  # all ranks at the same step: who went on would wait for the others for ever
         if self.step % self._every == 0:
             self._finish()  # normally long done; every rank must gather equally often
             self._reading = self._read()

@@ -6,6 +6,7 @@ import contextlib
 import mmap
 import os
 from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
@@ -162,7 +163,7 @@ def drop_old_segments(run: Path, lineage: Lineage, oldest_step: int) -> None:
     alive = dict(lineage.path)
     for epoch in layout.epoch_numbers(run):
         paths = layout.segments(run, epoch)
-        for path, behind in zip(paths, [*paths[1:], None], strict=True):
+        for path, behind in zip_longest(paths, paths[1:]):
             # every record of a segment is older than the first one of the next
             replaced = behind is not None and layout.first_step(behind) <= oldest_step + 1
             if replaced or epoch not in alive:

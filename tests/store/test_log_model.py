@@ -1,0 +1,142 @@
+"""The log against a dictionary: appended, crashed while it is written, continued, rewound and pruned, it holds
+what a dictionary would, and never anything else."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from everystep.errors import Fenced
+from everystep.format.base import Point
+from everystep.store import layout
+from everystep.store import log as log_module
+from everystep.store.log import LogReader, LogWriter, Pending, drop_old_segments
+from everystep.store.runs import Lineage
+
+RUN_ID = "ab" * 16
+bodies = st.binary(max_size=9000)
+
+
+class LogModel(RuleBasedStateMachine):
+    """`held` is what must be readable: step to body, behind `base`."""
+
+    @initialize(segment_bytes=st.sampled_from([4096, 20_000, 1 << 30]))
+    def begin(self, segment_bytes: int) -> None:
+        self.run = Path(tempfile.mkdtemp())
+        log_module._SEGMENT_BYTES = segment_bytes
+        self.base, self.step = Point(1, 0), 0
+        self.held: dict[int, bytes] = {}
+        self.path: list[tuple[int, int | None]] = []
+        self.old: list[LogWriter] = []
+        self.open_epoch()
+
+    def open_epoch(self) -> None:
+        number = len(self.path) + 1
+        layout.epoch_dir(self.run, number).mkdir(parents=True)
+        self.path.append((number, None))
+        self.writer = LogWriter(self.run, RUN_ID, number)
+
+    @rule(batch=st.lists(bodies, min_size=1, max_size=4))
+    def append(self, batch: list[bytes]) -> None:
+        records = []
+        for body in batch:
+            records.append(Pending(self.step + 1, self.step, memoryview(body)))
+            self.step += 1
+            self.held[self.step] = body
+        self.writer.append(records)
+
+    @rule(body=bodies, cut=st.floats(0, 1), garbage=st.binary(max_size=5000))
+    def crash_while_appending(self, body: bytes, cut: float, garbage: bytes) -> None:
+        """Any part of an unfinished write may be there, or anything else; then a new epoch goes on."""
+        epoch = self.path[-1][0]
+        before = {p: p.stat().st_size for p in layout.segments(self.run, epoch)}
+        self.writer.append([Pending(self.step + 1, self.step, memoryview(body))])
+        newest = layout.segments(self.run, epoch)[-1]
+        start = before.get(newest, 0)
+        written = newest.read_bytes()
+        whole = start + 4096 * (start == 0) + 48 + len(body)
+        end = start + int(cut * (len(written) - start))
+        newest.write_bytes(written[:end] + (garbage if end < whole else b""))
+        if end >= whole:  # it was all there: it may count, though nobody was told
+            self.step += 1
+            self.held[self.step] = body
+        self.go_on_at(self.step)
+
+    @rule(back=st.integers(0, 6))
+    def rewind(self, back: int) -> None:
+        self.go_on_at(max(self.base.step, self.step - back))
+
+    def go_on_at(self, step: int) -> None:
+        self.writer.close()
+        self.old.append(self.writer)
+        # a point lies in the epoch that wrote it, or in the base's
+        point = self.read(until=step).end
+        assert point.step == step
+        self.path = [(e, n) for e, n in self.path if e < point.epoch] + [(point.epoch, step)]
+        self.held = {s: b for s, b in self.held.items() if s <= step}
+        self.step = step
+        number = max(layout.epoch_numbers(self.run)) + 1
+        layout.epoch_dir(self.run, number).mkdir(parents=True)
+        self.path.append((number, None))
+        self.writer = LogWriter(self.run, RUN_ID, number)
+
+    @rule()
+    def base_and_prune(self) -> None:
+        """A base of the newest step is durable: what lies before it may go."""
+        self.base = Point(self.path[-1][0], self.step)
+        self.held.clear()
+        self.writer.close()
+        drop_old_segments(self.run, self.lineage, self.step)
+
+    @rule()
+    def a_zombie_writes_on(self) -> None:
+        if self.old:
+            with pytest.raises(Fenced):
+                self.old[-1].append([Pending(self.step + 1, self.step, memoryview(b"zombie"))])
+
+    @rule()
+    def the_disk_is_full(self) -> None:
+        full = OSError(28, "No space left on device")
+
+        def refuse(*_: object) -> None:
+            raise full
+
+        write, log_module.write_at = log_module.write_at, refuse  # type: ignore[assignment]
+        try:
+            with pytest.raises(OSError):
+                self.writer.append([Pending(self.step + 1, self.step, memoryview(b"lost"))])
+        finally:
+            log_module.write_at = write
+
+    @property
+    def lineage(self) -> Lineage:
+        return Lineage(RUN_ID, [], [], tuple(self.path))
+
+    def read(self, until: int | None = None) -> LogReader:
+        return LogReader(self.run, self.lineage, self.base, until)
+
+    @invariant()
+    def it_holds_what_it_should(self) -> None:
+        if hasattr(self, "run"):
+            found = {r.step: bytes(r.body) for r in self.read().records}
+            assert found == self.held
+
+    def teardown(self) -> None:
+        if hasattr(self, "run"):
+            self.writer.close()
+            shutil.rmtree(self.run)
+        log_module._SEGMENT_BYTES = 1 << 30
+
+
+OPERATIONS = int(os.environ.get("EVERYSTEP_LOG_OPERATIONS", "1000"))
+TestLog = LogModel.TestCase
+TestLog.settings = settings(
+    max_examples=max(1, OPERATIONS // 50), stateful_step_count=50, deadline=None
+)

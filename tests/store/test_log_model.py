@@ -1,4 +1,4 @@
-"""The log against a dictionary: appended, crashed while it is written, continued, rewound and pruned, it holds
+"""The log against a dictionary: appended, crashed while it is written, continued, rewound and pruned, it has
 what a dictionary would, and never anything else."""
 
 from __future__ import annotations
@@ -52,7 +52,11 @@ class LogModel(RuleBasedStateMachine):
             self.held[self.step] = body
         self.writer.append(records)
 
-    @rule(body=bodies, cut=st.floats(0, 1), garbage=st.binary(max_size=5000))
+    @rule(
+        body=bodies,
+        cut=st.floats(0, 1),
+        garbage=st.sampled_from([b"", bytes(9000), b"\xa5" * 9000, b"\1" * 100]),
+    )
     def crash_while_appending(self, body: bytes, cut: float, garbage: bytes) -> None:
         """Any part of an unfinished write may be there, or anything else; then a new epoch goes on."""
         epoch = self.path[-1][0]
@@ -87,13 +91,14 @@ class LogModel(RuleBasedStateMachine):
         self.path.append((number, None))
         self.writer = LogWriter(self.run, RUN_ID, number)
 
-    @rule()
-    def base_and_prune(self) -> None:
-        """A base of the newest step is durable: what lies before it may go."""
-        self.base = Point(self.path[-1][0], self.step)
-        self.held.clear()
+    @rule(back=st.integers(0, 6))
+    def base_and_prune(self, back: int) -> None:
+        """The oldest base that is kept is of that step: what lies before it may go."""
+        step = max(self.base.step, self.step - back)
+        self.base = self.read(until=step).end
+        self.held = {s: b for s, b in self.held.items() if s > step}
         self.writer.close()
-        drop_old_segments(self.run, self.lineage, self.step)
+        drop_old_segments(self.run, self.lineage, step)
 
     @rule()
     def a_zombie_writes_on(self) -> None:

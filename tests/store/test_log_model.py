@@ -71,6 +71,7 @@ class LogModel(RuleBasedStateMachine):
         if end >= whole:  # it was all there: it may count, though nobody was told
             self.step += 1
             self.held[self.step] = body
+        self.it_holds_what_it_should()  # who recovers now finds that and no more
         self.go_on_at(self.step)
 
     @rule(back=st.integers(0, 6))

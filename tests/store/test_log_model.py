@@ -21,7 +21,7 @@ from everystep.store.log import LogReader, LogWriter, Pending, drop_old_segments
 from everystep.store.runs import Lineage
 
 RUN_ID = "ab" * 16
-bodies = st.binary(max_size=9000)
+bodies = st.one_of(st.binary(max_size=200), st.binary(min_size=3000, max_size=9000))
 
 
 class LogModel(RuleBasedStateMachine):
@@ -54,7 +54,7 @@ class LogModel(RuleBasedStateMachine):
 
     @rule(
         body=bodies,
-        cut=st.floats(0, 1),
+        cut=st.floats(0, 1.1),
         garbage=st.sampled_from([b"", bytes(9000), b"\xa5" * 9000, b"\1" * 100]),
     )
     def crash_while_appending(self, body: bytes, cut: float, garbage: bytes) -> None:
@@ -66,7 +66,7 @@ class LogModel(RuleBasedStateMachine):
         start = before.get(newest, 0)
         written = newest.read_bytes()
         whole = start + 4096 * (start == 0) + 48 + len(body)
-        end = start + int(cut * (len(written) - start))
+        end = start + int(cut * (whole - start))
         newest.write_bytes(written[:end] + (garbage if end < whole else b""))
         if end >= whole:  # it was all there: it may count, though nobody was told
             self.step += 1

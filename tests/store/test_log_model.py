@@ -67,8 +67,9 @@ class LogModel(RuleBasedStateMachine):
         written = newest.read_bytes()
         whole = start + 4096 * (start == 0) + 48 + len(body)
         end = start + int(cut * (whole - start))
-        newest.write_bytes(written[:end] + (garbage if end < whole else b""))
-        if end >= whole:  # it was all there: it may count, though nobody was told
+        torn = written[:end] + (garbage if end < whole else b"")
+        newest.write_bytes(torn)
+        if torn[:whole] == written[:whole]:  # it is all there: it counts, though nobody was told
             self.step += 1
             self.held[self.step] = body
         self.it_holds_what_it_should()  # who recovers now finds that and no more

@@ -174,6 +174,8 @@ def test_every_step_of_the_log_can_be_restored(logged: Path) -> None:
         job = adamw()
         assert everystep.restore(logged, job.model, job.optimizer, step=step) == step
         same(states[step], look(job, whole=False), f"step {step}")
+    report = everystep.open_run(logged).verify()
+    assert (report.problems, report.log_step) == ([], 12)
     with pytest.raises(StepUnavailable, match="what the log holds"):
         everystep.restore(logged, job.model, job.optimizer, step=13)
 

@@ -197,6 +197,8 @@ def verify(run: RunPath, json: Json = False) -> None:
         "problems": report.problems,
         "bases": report.bases,
         "valid_steps": sorted(report.valid),
+        "log_step": report.log_step,
+        "notes": report.notes,
         "files": report.files,
         "bytes": report.bytes,
         "seconds": seconds,
@@ -206,11 +208,13 @@ def verify(run: RunPath, json: Json = False) -> None:
     def render() -> Iterator[Any]:
         for problem in report.problems:
             yield f"[red]damaged:[/red] {problem}"
+        yield from (f"[yellow]the log:[/yellow] {note}" for note in report.notes)
         newest = max(report.valid, default=None)
+        logged = "" if report.log_step is None else f", by the log {report.log_step}"
         verdict = "[green]all is well[/green]" if not report.problems else "[red]damaged[/red]"
         yield (
             f"{verdict}: {report.files} files, {output.size(report.bytes)} in {seconds:.2f} s; "
-            f"newest valid step: {newest}"
+            f"newest valid step: {newest}{logged}"
         )
 
     output.show(document, json, render)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from everystep.errors import StoreError
 from everystep.format.base import StoredFile
 from everystep.store.bases import open_checked, read_index
+from everystep.store.log import LogReader
 from everystep.store.runs import Candidate, read_lineage
 
 _THREADS = 4  # hashing releases the GIL; a few readers keep a disk busy
@@ -21,6 +22,8 @@ class Report(NamedTuple):
     valid: list[int]
     files: int
     bytes: int
+    log_step: int | None  # how far the log goes on behind the newest valid base
+    notes: list[str]  # where the log ends, if not at a whole record: a crash leaves that behind
 
 
 def verify_run(
@@ -46,7 +49,11 @@ def verify_run(
             done += file.bytes
             progress(done, total)
     valid = [c.entry.step for c, listed in indexes if not bad & {file.path for file in listed}]
-    return Report(problems, len(lineage.candidates), valid, len(files), total)
+    newest = next((c for c in lineage.candidates if c.entry.step in valid), None)
+    behind = LogReader(run, lineage, newest.point) if newest else None
+    logged = behind.end.step if behind and behind.records else None
+    notes = behind.problems if behind else []
+    return Report(problems, len(lineage.candidates), valid, len(files), total, logged, notes)
 
 
 def _problem(run: Path, file: StoredFile) -> str | None:

@@ -317,9 +317,9 @@ class Recorder:
         while True:
             self.bring_shadow_up_to_date(operation)
             answer = self.ask(request, max(1.0, deadline - time.monotonic()))
-            if not answer.repair or self.tap is None:
+            if not answer.repair:
                 return answer
-            self.tap.seal(self.step)  # the same step again: it sends what the shadow has asked for
+            self._seal_again(operation)
 
     def bring_shadow_up_to_date(self, operation: str) -> None:
         """Return when everything sealed so far is in the ring: what is left of a base goes now."""
@@ -337,19 +337,24 @@ class Recorder:
         while self.tap is not None and not (self.tap.flowing and self.tap.base_is_sent):
             if self.connection is None or not self.connection.shadow.alive:
                 raise ShadowLost(f"{operation} {self.path}: the shadow died")
-            if self.tap.calls:
-                raise EverystepError(
-                    f"{operation} {self.path}: step {self.step} is being based anew, and the next one "
-                    "has begun",
-                    hint="flush between two steps",
-                )
             if time.monotonic() > deadline:
                 raise LaneTimeout(
                     f"{operation} {self.path}: the shadow took no base in {_WAIT_SECONDS:g} s",
                     hint="everystep status tells what it holds",
                 )
             time.sleep(0.01)
-            self.tap.seal(self.step)
+            self._seal_again(operation)
+
+    def _seal_again(self, operation: str) -> None:
+        """The same step once more: it sends what the shadow has asked for."""
+        assert self.tap is not None
+        if self.tap.calls:
+            raise EverystepError(
+                f"{operation} {self.path}: step {self.step} is being based anew, and the next one "
+                "has begun",
+                hint="flush between two steps",
+            )
+        self.tap.seal(self.step)
 
     def wait_for_successor(self) -> None:
         """The shadow before speaks for the run until the new one holds its state."""

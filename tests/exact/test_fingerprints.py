@@ -166,3 +166,23 @@ def test_an_edit_that_nobody_announced(
     assert everystep.restore(tmp_path / "run", other, its) == 30
     expected = freeze([model.state_dict(), optimizer.state_dict()["state"]])
     assert freeze([other.state_dict(), its.state_dict()["state"]]) == expected
+
+
+def test_a_repair_does_not_take_in_half_of_the_next_step(tmp_path: Path) -> None:
+    """A flush after `optimizer.step()` and before its seal: what goes to the store is no later step."""
+    model, optimizer = build()
+    with everystep.attach(
+        model, optimizer, run=tmp_path / "run", fingerprint_every=1, on_failure="raise"
+    ) as run:
+        for step in run.steps(11):
+            if step == 9:
+                status = until(run, lambda s: s["replayed_step"] == 9)
+                flip_in_replica(status["pid"], model.first.weight, 12_345)
+            turn(model, optimizer)
+            if step == 10:
+                with pytest.raises(everystep.EverystepError, match="the next one has begun"):
+                    run.flush()
+    other, its = build()
+    assert everystep.restore(tmp_path / "run", other, its) == 11
+    expected = freeze([model.state_dict(), optimizer.state_dict()["state"]])
+    assert freeze([other.state_dict(), its.state_dict()["state"]]) == expected

@@ -355,6 +355,8 @@ class Recorder:
                 hint="flush between two steps",
             )
         self.tap.seal(self.step)
+        if self.tap.outgrown:  # it has sent nothing, and never will
+            self._change()
 
     def wait_for_successor(self) -> None:
         """The shadow before speaks for the run until the new one holds its state."""

@@ -186,3 +186,22 @@ def test_a_repair_does_not_take_in_half_of_the_next_step(tmp_path: Path) -> None
     assert everystep.restore(tmp_path / "run", other, its) == 11
     expected = freeze([model.state_dict(), optimizer.state_dict()["state"]])
     assert freeze([other.state_dict(), its.state_dict()["state"]]) == expected
+
+
+def test_a_repair_after_the_model_has_grown(tmp_path: Path) -> None:
+    """The old tap sends nothing any more: a new shadow is based instead."""
+    model, optimizer = build()
+    with everystep.attach(
+        model, optimizer, run=tmp_path / "run", fingerprint_every=1, on_failure="raise"
+    ) as run:
+        for step in run.steps(10):
+            if step == 9:
+                status = until(run, lambda s: s["replayed_step"] == 9)
+                flip_in_replica(status["pid"], model.first.weight, 12_345)
+            turn(model, optimizer)
+        until(run, lambda s: s["repairs"])
+        optimizer.add_param_group({"params": list(model.frozen.parameters())})
+        run.flush(30)
+    other, its = build()
+    assert everystep.restore(tmp_path / "run", other) == 10
+    assert freeze(other.state_dict()) == freeze(model.state_dict())

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from everystep.core.census import Atom, Census
-from everystep.core.events import Edit, Event, Rebase, Seal
+import pytest
+
+from everystep.core.census import Atom, Census, Mode, OptimizerSpec
+from everystep.core.events import Call, Edit, Event, Fingerprints, Rebase, Seal
 from everystep.core.geometry import SLOT_HEADER_BYTES, Geometry
 from everystep.format.base import SessionValues
 from everystep.format.slot import FLAG_GAP, FLAG_SEALED, pack_events
 from everystep.lane.arena import SharedMemory
 from everystep.lane.ring import RingReader, RingWriter
+from everystep.shadow import intake
 from everystep.shadow.intake import Intake
 from everystep.shadow.replica import Replica
 
@@ -19,13 +22,13 @@ GEOMETRY = Geometry(slots=8, slot_bytes=4096)
 class Bench:
     """A ring with both ends in one process."""
 
-    def __init__(self) -> None:
+    def __init__(self, census: Census = CENSUS) -> None:
         memory = SharedMemory.create(GEOMETRY.bytes, "test")
         self.writer = RingWriter(memory, GEOMETRY, nonce=5)
-        replica = Replica(CENSUS, None)
+        replica = Replica(census, None)
         replica.reserve_values()
         empty = SessionValues(0, b"", b"", (), ())
-        self.intake = Intake(CENSUS, RingReader(memory, GEOMETRY), replica, empty)
+        self.intake = Intake(census, RingReader(memory, GEOMETRY), replica, empty)
 
     def publish(
         self, events: list[Event], payload: bytes = b"", flags: int = 0, step: int = 0
@@ -109,3 +112,21 @@ def test_a_gap_is_told_and_the_next_base_counts() -> None:
     while bench.intake.take(may_apply=True):
         pass
     assert bench.intake.step == 9 and bench.value == b"based ag"
+
+
+def test_asking_for_a_shorter_log_does_not_take_back_a_repair(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One request replaces the other, and the trainer may see only the last of them."""
+    monkeypatch.setattr(intake, "_TAIL_BYTES_MIN", 0)
+    spec = OptimizerSpec("", "muon:Muon", Mode.LOG, ((1,),))
+    atoms = (Atom("rotten", "float32", (2,)), Atom("logged", "float32", (2,)))
+    bench = Bench(Census(atoms, (spec,), "exact"))
+    other = Edit(1, "", "float32", (2,), 0, 8, 0)
+    bench.seal(1, 0, edit(), other, Rebase((0, 1), (1, 1)), payload=b"state at")
+    bench.seal(2, 1, Fingerprints(((0, ""),), 0), payload=bytes(8))
+    bench.seal(3, 2, Call(0, b"", b"\x01", 0, {}), payload=bytes(8))
+    while bench.intake.take(may_apply=True):
+        pass
+    assert bench.intake.drifted == {0}
+    assert bench.writer.requested_atoms() == [0, 1]

@@ -327,7 +327,7 @@ class Intake:
             self.tail.append((1, b"".join(frames)))
         if self.tail_bytes > max(_TAIL_BYTES_MIN, self._log_state_bytes()) and not self._fold_asked:
             self._fold_asked = True
-            self.ring.request_atoms(self._log_atoms)
+            self.ring.request_atoms(self._log_atoms | self.drifted)  # a repair may not be seen yet
 
     @property
     def tail_bytes(self) -> int:

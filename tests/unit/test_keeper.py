@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from everystep.core.census import Atom, Census, Mode, OptimizerSpec
-from everystep.core.events import Edit, Event, Rebase, Seal
+from everystep.core.events import Call, Edit, Event, Fingerprints, Rebase, Seal
 from everystep.core.geometry import SLOT_HEADER_BYTES, Geometry
 from everystep.errors import StoreError
 from everystep.format.base import SessionValues
@@ -38,7 +38,9 @@ class Copies:
     copies = True
 
     def calls(self, calls: Any, base: Any = None) -> list[list[int]]:
-        raise AssertionError("no call was logged")
+        if base is not None:
+            base.aside()
+        return [[0] for _ in calls]
 
     def slots_changed(self, atom: int) -> None: ...
 
@@ -121,3 +123,17 @@ def test_a_wanted_copy_goes_with_the_replica_that_is_given_up(
     keeper.look_after_copy()
     bench.persister.wait()
     assert not read_lineage(tmp_path / "run").candidates, "a base was written of what was given up"
+
+
+def test_a_copy_is_not_written_once_its_replica_is_known_to_be_wrong(tmp_path: Path) -> None:
+    """The pass that fills it is the one whose fingerprints show that an atom had rotted."""
+    bench = Bench(tmp_path / "run")
+    keeper = bench.keeper
+    keeper.persist_if_due(asked=False, last_words=False, moving=True)
+    assert keeper.wanted is not None
+    events = [Call(0, b"", b"\x01", 0, {}), Fingerprints(((0, ""),), 8), Seal(2, 1, b"rng", b"", (), 0)]
+    publish(bench.writer, events, bytes(16), FLAG_SEALED, 2)
+    assert bench.intake.take(may_apply=True, base=keeper.wanted) and bench.intake.drifted
+    keeper.look_after_copy()
+    bench.persister.wait()
+    assert not read_lineage(tmp_path / "run").candidates

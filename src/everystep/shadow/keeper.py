@@ -65,6 +65,8 @@ class Keeper:
 
     def look_after_copy(self) -> None:
         """Write the copy that a pass has filled, or have it made aside if none came."""
+        if self._intake.drifted:
+            self.wanted = None  # what has shown now was probably wrong when it was copied
         wanted = self.wanted
         if wanted is None or self._persister.busy:
             return

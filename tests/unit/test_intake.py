@@ -130,3 +130,17 @@ def test_asking_for_a_shorter_log_does_not_take_back_a_repair(
         pass
     assert bench.intake.drifted == {0}
     assert bench.writer.requested_atoms() == [0, 1]
+
+
+def test_of_a_tensor_that_is_sent_twice_the_later_bytes_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An edit before a step that could not be logged, and the state after it: nothing lies between them."""
+    together: list[int] = []
+    monkeypatch.setattr("everystep.shadow.replica.copy", lambda to, _: together.append(len(to)))
+    bench = Bench()
+    bench.seal(1, 0, edit(), edit(), Rebase((0,), (1,)), payload=b"state at")
+    bench.seal(2, 1, edit(), edit(), payload=b"later on")
+    while bench.intake.take(may_apply=True):
+        pass
+    assert bench.intake.step == 2 and max(together) == 1, "threads may copy them in any order"

@@ -48,6 +48,13 @@ def test_layout_does_not_matter() -> None:
     assert digest_tensors([image]).tolist() == digest_tensors([other]).tolist()
 
 
+def test_a_view_that_begins_within_a_word() -> None:
+    flat = torch.randn(64)
+    for start in range(4):
+        view = flat[start : start + 9]
+        assert digest_tensors([view]).tolist() == digest_tensors([view.clone()]).tolist()
+
+
 def test_how_often() -> None:
     assert fingerprint_every(0.0, 0.1) == 16
     assert fingerprint_every(0.006, 0.1) == 60, "a thousandth of the time"

@@ -40,6 +40,8 @@ def _is_small(tensor: torch.Tensor) -> bool:
 def _add_digest(tensor: torch.Tensor, target: torch.Tensor) -> None:
     width = tensor.element_size()
     flat = tensor.detach().contiguous().view(-1)
+    if flat.storage_offset() * width % _WORD_BYTES:
+        flat = flat.clone()  # a view into a larger tensor: torch reads words only where words begin
     whole = flat.numel() * width // _WORD_BYTES * _WORD_BYTES // width
     if whole:
         torch.sum(flat[:whole].view(torch.int64), 0, out=target)

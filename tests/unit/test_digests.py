@@ -15,6 +15,7 @@ from everystep.lane import memory
 from everystep.replay.fingerprints import digest_tensors, in_digest_order
 
 DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.float64, torch.float16]
+DTYPES += [torch.int32, torch.bool, torch.float8_e5m2]
 
 
 @settings(max_examples=60, deadline=None)
@@ -53,6 +54,14 @@ def test_a_view_that_begins_within_a_word() -> None:
     for start in range(4):
         view = flat[start : start + 9]
         assert digest_tensors([view]).tolist() == digest_tensors([view.clone()]).tolist()
+
+
+def test_single_numbers_of_several_types() -> None:
+    pairs = [(torch.float32, torch.int32), (torch.float16, torch.bfloat16), (torch.bool, torch.int8)]
+    for types in pairs:
+        tensors = [torch.tensor(1, dtype=dtype) for dtype in types]
+        alone = [digest_tensors([tensor]).item() for tensor in tensors]
+        assert digest_tensors(tensors).tolist() == alone
 
 
 def test_how_often() -> None:

@@ -28,8 +28,9 @@ def digest_tensors(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         for width, integer in _INTEGERS.items():  # step counters: hundreds of single numbers
             own = [i for i in range(large, len(tensors)) if tensors[i].element_size() == width]
             if own:
-                together = torch.stack([tensors[i].detach().reshape(()) for i in own])
-                found[own[0] : own[-1] + 1] = together.view(integer)
+                # as integers: stacked as they are, types of one width would become one type
+                single = [tensors[i].detach().view(integer).reshape(()) for i in own]
+                found[own[0] : own[-1] + 1] = torch.stack(single)
     return found
 
 

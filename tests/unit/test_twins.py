@@ -207,6 +207,8 @@ def test_what_has_no_twin_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     parameters = [torch.nn.Parameter(torch.ones(3))]
     assert choose(torch.optim.SGD(parameters, momentum=0.9)).twins == {"float32": "sgd-cpu-float32"}
     assert "no twin" in choose(torch.optim.RMSprop(parameters)).why
+    groups = [{"params": []}, {"params": parameters}]  # nothing to decay, say
+    assert "no twin" in choose(torch.optim.RMSprop(groups)).why
     assert "no twin gives the bits" in choose(torch.optim.AdamW(parameters)).why
     native.library.cache_clear()
     monkeypatch.setenv("EVERYSTEP_NATIVE", "0")

@@ -90,7 +90,7 @@ def _twin(optimizer: torch.optim.Optimizer, device: torch.device, dtype: torch.d
 
 def _bound(optimizer: torch.optim.Optimizer) -> str:
     """How far torch on the CPU will get from the device; "" where they are the same."""
-    group = optimizer.param_groups[0]
+    group = next(group for group in optimizer.param_groups if group["params"])  # some are empty
     parameter = group["params"][0]
     if parameter.device.type == "cpu":
         return ""

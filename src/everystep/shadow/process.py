@@ -396,7 +396,9 @@ class Shadow:
     ) -> bool:
         state = self.persister.state
         if state.durable is not None and state.durable.step >= request.step:
-            self.control.answer(route, control.Answer(status=self.status()))
+            status = self.status()
+            self.board.put_up(status)  # the writer may have got done since this was done last
+            self.control.answer(route, control.Answer(status=status))
             self._done |= isinstance(request, control.AskClose)
             return True
         if self.intake.drifted and self._drained:

@@ -68,7 +68,12 @@ class Staging:
     """The way to one device."""
 
     def __init__(self, device: torch.device) -> None:
-        self._sender = ThreadPoolExecutor(1, "everystep-upload")
+        # a thread begins on the first device, in its default stream: what the caller has queued for the
+        # targets must come first
+        stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+        self._sender = ThreadPoolExecutor(
+            1, "everystep-upload", initializer=torch.cuda.set_stream, initargs=(stream,)
+        )
         self._halves = self._sender.submit(_Halves, device)
         self._sending: list[Future[None]] = []
         self._parts: list[_Part] = []

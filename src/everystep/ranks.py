@@ -169,22 +169,22 @@ class _Reading:
 
     def __init__(self, step: int, keys: list[Key], parts: list[torch.Tensor]) -> None:
         self.step, self.keys = step, keys
-        self._device = next((p.device for p in parts if p.device.type == "cuda"), None)
-        cuda = self._device is not None
+        devices = {part.device for part in parts if part.device.type == "cuda"}
+        cuda = bool(devices)
         self._host = torch.empty(len(keys), dtype=torch.int64, pin_memory=cuda)
         at = 0
         for part in parts:
             self._host[at : at + len(part)].copy_(part, non_blocking=cuda)
             at += len(part)
-        self._event = torch.cuda.current_stream(self._device).record_event() if cuda else None
+        self._events = [torch.cuda.current_stream(device).record_event() for device in devices]
 
     @property
     def arrived(self) -> bool:
-        return self._event is None or self._event.query()
+        return all(event.query() for event in self._events)
 
     def numbers(self) -> torch.Tensor:
-        if self._event is not None:
-            self._event.synchronize()
+        for event in self._events:
+            event.synchronize()
         return self._host
 
 

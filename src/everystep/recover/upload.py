@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import NamedTuple, Self
 
 import torch
@@ -70,10 +71,10 @@ class Staging:
     def __init__(self, device: torch.device) -> None:
         # a thread begins on the first device, in its default stream: what the caller has queued for the
         # targets must come first
-        stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
-        self._sender = ThreadPoolExecutor(
-            1, "everystep-upload", initializer=torch.cuda.set_stream, initargs=(stream,)
-        )
+        begin: Callable[[], None] | None = None
+        if device.type == "cuda":
+            begin = partial(torch.cuda.set_stream, torch.cuda.current_stream(device))
+        self._sender = ThreadPoolExecutor(1, "everystep-upload", initializer=begin)
         self._halves = self._sender.submit(_Halves, device)
         self._sending: list[Future[None]] = []
         self._parts: list[_Part] = []

@@ -202,6 +202,6 @@ def test_a_repair_after_the_model_has_grown(tmp_path: Path) -> None:
         until(run, lambda s: s["repairs"])
         optimizer.add_param_group({"params": list(model.frozen.parameters())})
         run.flush(30)
-    other, its = build()
+    other, _ = build()
     assert everystep.restore(tmp_path / "run", other) == 10
     assert freeze(other.state_dict()) == freeze(model.state_dict())

@@ -57,7 +57,11 @@ def test_a_view_that_begins_within_a_word() -> None:
 
 
 def test_single_numbers_of_several_types() -> None:
-    pairs = [(torch.float32, torch.int32), (torch.float16, torch.bfloat16), (torch.bool, torch.int8)]
+    pairs = [
+        (torch.float32, torch.int32),
+        (torch.float16, torch.bfloat16),
+        (torch.bool, torch.int8),
+    ]
     for types in pairs:
         tensors = [torch.tensor(1, dtype=dtype) for dtype in types]
         alone = [digest_tensors([tensor]).item() for tensor in tensors]

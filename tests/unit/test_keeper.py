@@ -131,7 +131,11 @@ def test_a_copy_is_not_written_once_its_replica_is_known_to_be_wrong(tmp_path: P
     keeper = bench.keeper
     keeper.persist_if_due(asked=False, last_words=False, moving=True)
     assert keeper.wanted is not None
-    events = [Call(0, b"", b"\x01", 0, {}), Fingerprints(((0, ""),), 8), Seal(2, 1, b"rng", b"", (), 0)]
+    events = [
+        Call(0, b"", b"\x01", 0, {}),
+        Fingerprints(((0, ""),), 8),
+        Seal(2, 1, b"rng", b"", (), 0),
+    ]
     publish(bench.writer, events, bytes(16), FLAG_SEALED, 2)
     assert bench.intake.take(may_apply=True, base=keeper.wanted) and bench.intake.drifted
     keeper.look_after_copy()

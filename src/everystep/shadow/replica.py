@@ -88,7 +88,9 @@ class Replica:
         first, seen = 0, set[Key]()
         for number, (edit, _) in enumerate(edits):
             key = (edit.atom, edit.slot)
-            if edit.start == 0 and key in seen:  # sent twice: the later counts, threads keep no order
+            if (
+                edit.start == 0 and key in seen
+            ):  # sent twice: the later counts, threads keep no order
                 self._write(edits[first:number])
                 first, seen = number, set()
             seen.add(key)

@@ -16,9 +16,10 @@ import pytest
 from everystep.errors import Fenced
 from everystep.recover.find import find_newest
 from everystep.store import epoch as epoch_module
-from everystep.store.commit import CRASH_POINTS
+from everystep.store.commit import CRASH_POINTS, LOG_CRASH_POINTS
 from everystep.store.epoch import EpochWriter
-from everystep.store.runs import Point, read_lineage
+from everystep.store.log import LogReader
+from everystep.store.runs import Lineage, Point, read_lineage
 from everystep.store.verify import verify_run
 
 from .writer import CENSUS, SIZES, content, continue_run, snapshot, version_of
@@ -89,6 +90,33 @@ def test_killed_at_first_base(tmp_path: Path) -> None:
         assert committed == (point == "manifest_renamed")
         assert verify_run(run).problems == []
         check_goes_on(run, 2, load(run) if committed else 0)
+
+
+LOGGER = """
+import os, sys
+from pathlib import Path
+from everystep.store import layout
+from everystep.store.log import LogWriter, Pending
+run = Path(sys.argv[1])
+layout.epoch_dir(run, 1).mkdir(parents=True)
+writer = LogWriter(run, "ab" * 16, 1)
+for step in (1, 3, 5):
+    if step == 5:
+        os.environ["EVERYSTEP_CRASH_AT"] = sys.argv[2]
+    writer.append([Pending(s, s - 1, memoryview(bytes([s]) * 5000)) for s in (step, step + 1)])
+    print(step + 1, flush=True)
+"""
+
+
+@pytest.mark.parametrize("point", LOG_CRASH_POINTS)
+def test_killed_while_the_log_is_written(point: str, tmp_path: Path) -> None:
+    words = [sys.executable, "-c", LOGGER, str(tmp_path), point]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert done.stdout.split() == ["2", "4"], "acknowledged"
+    log = LogReader(tmp_path, Lineage("", [], [], ((1, None),)), Point(1, 0))
+    assert log.end.step == (4 if point == "log_filled" else 6)  # written, though nobody was told
+    assert [bytes(r.body[:1]) for r in log.records] == [bytes([r.step]) for r in log.records]
 
 
 def test_zombie_commits_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,10 +26,8 @@ CRASH_POINTS = (
     "manifest_synced",
     "manifest_renamed",
     "old_bases_half_removed",
-    "log_filled",
-    "log_written",
-    "log_synced",
 )
+LOG_CRASH_POINTS = ("log_filled", "log_written", "log_synced")
 
 
 def crash_point(name: str) -> None:

@@ -27,6 +27,7 @@ from .harness import SEED, Job, _forks, kill_shadow, look, resume, seed_all, unb
 TOTAL = 24
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
+    "reset": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
     "adamw": lambda p: torch.optim.AdamW(p, lr=1e-2, weight_decay=0.1),
     "muon": lambda p: torch.optim.Muon(p, lr=1e-2),
 }
@@ -56,6 +57,8 @@ def build(kind: str) -> Job:
         optimizer.step()
         optimizer.zero_grad()
         schedule.step()
+        if kind == "reset" and step == 11:
+            optimizer.state.clear()  # momentum begins anew
         if step % 7 == 2:
             model[0].weight.data.clamp_(-0.2, 0.2)
         return loss.item()
@@ -65,6 +68,10 @@ def build(kind: str) -> Job:
 
 def sgd() -> Job:
     return build("sgd")
+
+
+def reset() -> Job:
+    return build("reset")
 
 
 def adamw() -> Job:
@@ -125,7 +132,7 @@ def lose_host(
 
 
 @pytest.mark.parametrize("batch", [1, 4])
-@pytest.mark.parametrize("make", [sgd, adamw, muon])
+@pytest.mark.parametrize("make", [sgd, adamw, muon, reset])
 def test_a_lost_host(make: Callable[[], Job], batch: int, tmp_path: Path) -> None:
     end, losses, _ = unbroken(make, TOTAL)
     run = tmp_path / "run"

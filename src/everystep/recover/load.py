@@ -10,7 +10,7 @@ import torch
 
 from everystep.core.census import Census, mismatches
 from everystep.core.dtypes import tensor_bytes
-from everystep.core.events import Call, Edit, Event, SlotValues
+from everystep.core.events import Call, Edit, Event, Rebase, Seal, SlotValues
 from everystep.errors import ModelMismatch, RecoveryError
 from everystep.format import values
 from everystep.format.entry import unframe_entries
@@ -180,13 +180,40 @@ def _replay_tail(
     ids: dict[int, int],
 ) -> None:
     frames = chain([found.tail], (record.body for record in found.log))
+    sent: set[tuple[int, str]] = set()  # slots that came since the last seal
     for events, payload in chain.from_iterable(map(unframe_entries, frames)):
         for event in events:
+            if isinstance(event, Edit):
+                sent.add((event.atom, event.slot))
+            elif isinstance(event, Rebase):
+                _drop_slots(event, sent, found.census, optimizers, tensors, ids)
+            elif isinstance(event, Seal):
+                sent.clear()
             _replay_event(event, payload, found, optimizers, tensors, ids)
     for index, optimizer in optimizers.items():  # a tail leaves the scalars of its last call
         encoded = found.session.groups[index] if index < len(found.session.groups) else b""
         if encoded:
             set_groups(optimizer, encoded)
+
+
+def _drop_slots(
+    rebase: Rebase,
+    sent: set[tuple[int, str]],
+    census: Census,
+    optimizers: dict[int, torch.optim.Optimizer],
+    tensors: Sequence[torch.Tensor],
+    ids: dict[int, int],
+) -> None:
+    """What was sent is all there is of these atoms: other slots had been thrown away."""
+    for index, optimizer in optimizers.items():
+        spec = census.optimizers[index]
+        for atom in set(rebase.atoms) & set(spec.atoms):
+            state = optimizer.state.get(tensors[ids[atom]], {})
+            for name in [n for n, value in state.items() if isinstance(value, torch.Tensor)]:
+                if (atom, f"{spec.key}/{name}") not in sent:
+                    del state[name]
+            if not state:
+                optimizer.state.pop(tensors[ids[atom]], None)
 
 
 def _replay_event(

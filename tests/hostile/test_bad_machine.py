@@ -126,6 +126,31 @@ def test_disk_that_fills_up(disk: Path) -> None:
     training.run.close()
 
 
+def test_log_that_fills_the_disk(disk: Path) -> None:
+    """What was logged before stays; training goes on; with room again, so does the log."""
+    training = Training(disk / "run", durable_log=1, durable_every="1h", on_lag="wait")
+    seen = {}
+
+    def go_on(status: dict[str, Any]) -> bool:
+        seen[training.run.step] = bits(training.net)
+        return degraded(status)
+
+    status = training.until(go_on, "the log to fill the disk")
+    assert "No space left" in status["problem"]
+    training.go(10)
+    other = model()
+    step = everystep.restore(disk / "run", other, adam(other))
+    assert step >= max(1, status["durable_step"]) and bits(other) == seen[step]
+    run_or_skip("mount", "-o", "remount,size=32m", str(disk))
+    training.run.flush()
+    based = training.run.step
+    training.until(lambda s: s["health"] == "ok" and s["durable_step"] > based, "the log to go on")
+    training.run.close()
+    other = model()
+    assert everystep.restore(disk / "run", other, adam(other)) == training.run.step
+    assert bits(other) == bits(training.net)
+
+
 def test_read_only_disk(disk: Path) -> None:
     run_or_skip("mount", "-o", "remount,ro", str(disk))
     training = Training(disk / "run", durable_every=3, on_lag="wait")

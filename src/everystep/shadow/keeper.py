@@ -82,7 +82,9 @@ class Keeper:
         if self.has_news:
             self._persister.write_now(self._snapshot())
 
-    def persist_if_due(self, *, asked: bool, last_words: bool, moving: bool) -> None:
+    def persist_if_due(
+        self, *, asked: bool, last_words: bool, moving: bool, log_broken: bool = False
+    ) -> None:
         """Start a write if one is due. While records still move the replica, a copy is written."""
         state = self._persister.state
         if self.wanted is not None and moving and not asked:
@@ -98,7 +100,8 @@ class Keeper:
             durable_step=state.durable.step if state.durable else None,
             seconds_since_base=time.time() - state.durable_time,
         )
-        failed = bool(state.problem)  # what failed is tried until it is done
+        # what failed is tried until it is done, and a log with a gap is good for nothing but behind a base
+        failed = bool(state.problem) or log_broken
         if self.has_news and (asked or last_words or due or failed):
             self.wanted = None
             if (

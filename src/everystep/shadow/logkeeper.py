@@ -46,6 +46,8 @@ class LogKeeper:
         self.bytes_written = 0
         self.problem = ""
         self.let_go = 0
+        self._gap_until: int | None = None  # the last step of a gap that no base has healed
+        self._ends_at = 0  # the step before it
 
     @property
     def busy(self) -> bool:
@@ -57,7 +59,7 @@ class LogKeeper:
             return
         body = _framed(entries)
         if self._bytes + len(body) > _WAITING_BYTES_MAX and self._waiting:
-            self.let_go += len(self._waiting) + 1
+            self._lose(self._waiting[0].after, seal.step, len(self._waiting) + 1)
             self.problem = (
                 "the disk is slower than the records: the log goes on behind the next base"
             )
@@ -68,10 +70,27 @@ class LogKeeper:
         self._waiting.append(Pending(seal.step, seal.after, body))
         self._bytes += len(body)
 
+    def _lose(self, before: int, last: int, records: int) -> None:
+        """The log has a gap: it is of no use from there on, until a base lies behind it."""
+        self._ends_at = before if self._gap_until is None else self._ends_at
+        self._gap_until = last
+        self.let_go += records
+
+    def reaches(self, base: int) -> int:
+        """The step that this base and the log behind it bring back."""
+        gap, end = self._gap_until, self.step or 0
+        return max(base, end if gap is None or gap <= base else self._ends_at)
+
+    @property
+    def broken(self) -> bool:
+        return self._gap_until is not None
+
     def look_after(self, run_id: str, epoch: int, durable: Point | None, *, now: bool) -> None:
         """Begin to write a batch if one is full, old, or wanted now."""
         if durable != self._based_at:  # what lies before a base can be dropped as a whole
             self._based_at, self._roll = durable, True
+            if durable is not None and self._gap_until is not None:
+                self._gap_until = self._gap_until if durable.step < self._gap_until else None
         if self.busy or not self._waiting or not epoch or time.monotonic() < self._retry_at:
             return
         old = time.monotonic() - self._since > _PATIENCE_SECONDS
@@ -91,7 +110,7 @@ class LogKeeper:
             self._failures += 1
             self._retry_at = time.monotonic() + retry_seconds(self._failures)
             self._fenced = isinstance(error, Fenced)
-            self.let_go += len(batch)
+            self._lose(batch[0].after, batch[-1].step, len(batch))
             self.problem = f"log: {error}"
             log.error("log_failed step=%d error=%s", batch[-1].step, error)
 

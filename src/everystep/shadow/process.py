@@ -303,6 +303,7 @@ class Shadow:
                 asked=asked,
                 last_words=not self._trainer_alive and self._drained,
                 moving=self._trainer_alive,
+                log_broken=self.log is not None and self.log.broken,
             )
         if not self._trainer_alive:
             self._go_away_when_idle()

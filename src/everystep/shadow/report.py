@@ -45,9 +45,8 @@ def describe_store(persister: Persister, log: LogKeeper | None) -> dict[str, Any
     state = persister.state
     elapsed = max(time.monotonic() - persister.started, 60.0)
     step, written = (state.durable.step, state.durable_time) if state.durable else (None, 0.0)
-    logged = log.step if log is not None and not log.let_go else None
-    if step is not None and logged is not None and logged > step:
-        step, written = logged, log.time if log else 0.0
+    if step is not None and log is not None and log.reaches(step) > step:
+        step, written = log.reaches(step), log.time
     total = state.bytes_written + (log.bytes_written if log else 0)
     return {
         "epoch": state.epoch or None,

@@ -112,7 +112,7 @@ class LogModel(RuleBasedStateMachine):
     def the_disk_is_full(self) -> None:
         full = OSError(28, "No space left on device")
 
-        def refuse(*_: object) -> None:
+        def refuse(*_: object, direct: bool) -> None:
             raise full
 
         write, log_module.write_at = log_module.write_at, refuse  # type: ignore[assignment]

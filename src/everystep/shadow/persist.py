@@ -104,9 +104,9 @@ class Persister:
             self._versions_of = previous
         return self._versions.get(atom)
 
-    def wait(self) -> None:
+    def wait(self, seconds: float | None = None) -> None:
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(seconds)
 
     def _claim(self) -> None:
         if self._writer is None:

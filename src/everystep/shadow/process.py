@@ -38,6 +38,7 @@ _BATCH_SECONDS = 0.05  # of taking records in between two looks at the control c
 _POLL_MS_MIN, _POLL_MS_MAX = 2, 50
 _ANNOUNCE_SECONDS = 5.0
 _CATCH_UP_SECONDS = 30.0
+_LAST_SECONDS = 5.0
 _START_OVER_MAX = 5
 _GIVE_UP_IDLES = 10  # a store that fails for this many idle times is not waited for any longer
 
@@ -440,6 +441,7 @@ class Shadow:
 
     def _leave(self) -> None:
         if not self._retired:
+            self.persister.wait(_LAST_SECONDS)  # old bases and logs are still being removed
             remove_card(self._folder, os.getpid())
         self.descriptors.close()
         self.control.close()

@@ -42,7 +42,7 @@ class LogWriter:
 
     def __init__(self, run: Path, run_id: str, epoch: int) -> None:
         self._run, self._run_id, self._epoch = run, run_id, epoch
-        self._fd = -1
+        self._fd, self._direct = -1, False
         self._chain: Chain | None = None
         self._at = 0
         self._buffer = memoryview(b"")
@@ -56,7 +56,7 @@ class LogWriter:
                 self._begin(records[0].step)
             size = self._fill(records)
             crash_point("log_filled")
-            write_at(self._fd, self._buffer[:size], self._at)
+            self._direct = write_at(self._fd, self._buffer[:size], self._at, direct=self._direct)
             crash_point("log_written")
             os.fdatasync(self._fd)
             crash_point("log_synced")
@@ -73,10 +73,10 @@ class LogWriter:
         make_dirs(folder, below=self._run)
         path = folder / layout.segment_name(first_step)
         path.unlink(missing_ok=True)  # of a batch that failed: none of it counted
-        self._fd, _ = open_direct(path)
+        self._fd, self._direct = open_direct(path)
         self._room(BLOCK_BYTES)
         self._buffer[:BLOCK_BYTES] = pack_segment_header(header)
-        write_at(self._fd, self._buffer[:BLOCK_BYTES], 0)
+        self._direct = write_at(self._fd, self._buffer[:BLOCK_BYTES], 0, direct=self._direct)
         os.fsync(self._fd)
         sync_dir(folder)
         self._chain, self._at = Chain(header), BLOCK_BYTES

@@ -76,13 +76,13 @@ class StreamWriter:
         job.result()
 
     def _write(self, data: memoryview, at: int) -> None:
-        if not write_at(self._fd, data, at):
+        if not write_at(self._fd, data, at, direct=self.direct):
             self.direct = False
 
 
-def write_at(fd: int, data: memoryview, at: int) -> bool:
-    """All of it, past the page cache where the file system lets us; False where it does not."""
-    direct = bool(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT)
+def write_at(fd: int, data: memoryview, at: int, *, direct: bool) -> bool:
+    """All of it; returns whether it still goes past the page cache. `direct` is as it was when this was
+    asked for: another thread may be refused at the same time."""
     while len(data):
         try:
             count = os.pwrite(fd, data, at)

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from everystep.capture.census import LiveCensus, Models, Optimizers, take_census
+from everystep.capture.fingerprints import by_device
 from everystep.errors import SilentCorruption, UsageError
 from everystep.replay.fingerprints import digest_tensors, in_digest_order
 
@@ -140,14 +141,9 @@ class RankWatch:
 
     def _read(self) -> _Reading:
         """Digests of what moves, on their way to the host."""
-        found: dict[torch.device, dict[Key, torch.Tensor]] = {}
-        for index, spec in enumerate(self._live.census.optimizers):
-            for atom in spec.atoms:
-                tensor = self._live.tensors[atom]
-                found.setdefault(tensor.device, {})[atom, ""] = tensor
-                for name, slot in self._live.state_of(index, atom).items():
-                    if isinstance(slot, torch.Tensor):
-                        found.setdefault(slot.device, {})[atom, f"{spec.key}/{name}"] = slot
+        specs = self._live.census.optimizers
+        atoms = {atom: None for spec in specs for atom in spec.atoms}
+        found = by_device(self._live, atoms, range(len(specs)))
         keys: list[Key] = []
         parts = []
         for own in found.values():

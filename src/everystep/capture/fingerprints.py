@@ -4,6 +4,7 @@ the shadow has replayed must have the same."""
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from functools import partial
 
 import torch
@@ -18,6 +19,22 @@ from everystep.replay.fingerprints import digest_tensors, in_digest_order
 
 _NAME_BYTES = 16  # of a tensor's place in the document, without the name of its slot
 _SMOOTHING = 0.2
+
+
+def by_device(
+    live: LiveCensus, atoms: Iterable[int], optimizers: Iterable[int]
+) -> dict[torch.device, dict[tuple[int, str], torch.Tensor]]:
+    """Values of these atoms, and the tensor slots of these optimizers, as (atom, slot)."""
+    found: dict[torch.device, dict[tuple[int, str], torch.Tensor]] = {}
+    for atom in atoms:
+        found.setdefault(live.tensors[atom].device, {})[atom, ""] = live.tensors[atom]
+    for index in optimizers:
+        spec = live.census.optimizers[index]
+        for atom in spec.atoms:
+            for name, slot in live.state_of(index, atom).items():
+                if isinstance(slot, torch.Tensor):
+                    found.setdefault(slot.device, {})[atom, f"{spec.key}/{name}"] = slot
+    return found
 
 
 class FingerprintSender:
@@ -62,25 +79,12 @@ class FingerprintSender:
 
     def send(self, step: int) -> None:
         began = time.perf_counter()
-        for device, found in self._by_device().items():
+        for device, found in by_device(self._live, self._atoms, self._optimizers).items():
             side = self._copier.sides.get(device)
             self._send(found) if side is None else side.digest(partial(self._send, found))
         if self._sent_at is not None:  # the first one also loads kernels
             self._host_seconds = time.perf_counter() - began
         self._sent_at = step
-
-    def _by_device(self) -> dict[torch.device, dict[tuple[int, str], torch.Tensor]]:
-        found: dict[torch.device, dict[tuple[int, str], torch.Tensor]] = {}
-        for atom in self._atoms:
-            tensor = self._live.tensors[atom]
-            found.setdefault(tensor.device, {})[atom, ""] = tensor
-        for index in self._optimizers:
-            spec = self._live.census.optimizers[index]
-            for atom in spec.atoms:
-                for name, slot in self._live.state_of(index, atom).items():
-                    if isinstance(slot, torch.Tensor):
-                        found.setdefault(slot.device, {})[atom, f"{spec.key}/{name}"] = slot
-        return found
 
     def _send(self, found: dict[tuple[int, str], torch.Tensor]) -> None:
         keys, tensors = list(found), list(found.values())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
-import os
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -27,6 +25,7 @@ from everystep.format.base import (
 from everystep.format.document import pack_document, unpack_document
 from everystep.store import layout
 from everystep.store.commit import crash_point, make_dirs, sync_dir, write_blocks
+from everystep.store.mapped import map_file
 from everystep.store.runs import Candidate
 
 
@@ -192,17 +191,9 @@ class BaseReader:
 def open_checked(run: Path, file: StoredFile) -> memoryview:
     """Map a stored file and check its length and every chunk."""
     path = run / file.path
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise CorruptData(f"read {path}: {error.strerror}") from error
-    try:
-        size = os.fstat(fd).st_size
-        if size != file.bytes or len(file.chunks) != -(-size // CHUNK_BYTES):
-            raise CorruptData(f"read {path}: {size} bytes, the index says {file.bytes}")
-        view = memoryview(mmap.mmap(fd, size, access=mmap.ACCESS_COPY)) if size else memoryview(b"")
-    finally:
-        os.close(fd)
+    view = map_file(path)
+    if len(view) != file.bytes or len(file.chunks) != -(-len(view) // CHUNK_BYTES):
+        raise CorruptData(f"read {path}: {len(view)} bytes, the index says {file.bytes}")
     for i, expected in enumerate(file.chunks):
         found = xxhash.xxh3_64_hexdigest(view[i * CHUNK_BYTES : (i + 1) * CHUNK_BYTES])
         if found != expected:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
-from everystep.errors import CorruptData, StoreError
+from everystep.errors import StoreError
 from everystep.format.base import Point
 from everystep.format.log import (
     BLOCK_BYTES,
@@ -22,6 +22,7 @@ from everystep.format.log import (
 )
 from everystep.store import layout
 from everystep.store.commit import crash_point, make_dirs, sync_dir
+from everystep.store.mapped import map_file
 from everystep.store.runs import Lineage, check_fence
 from everystep.store.stream import open_direct, write_at
 
@@ -123,7 +124,7 @@ class LogReader:
         """Take what belongs to the chain from one epoch; False: it ends here."""
         for path in layout.segments(run, epoch):
             try:
-                for record in _records_of(path):
+                for record in read_records(map_file(path), str(path)):
                     if record.step > last:
                         return True
                     if record.step <= self.end.step and record.after < self.end.step:
@@ -143,19 +144,6 @@ class LogReader:
 
 
 _FOREVER = 1 << 62
-
-
-def _records_of(path: Path) -> Iterator[LoggedRecord]:
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise CorruptData(f"read {path}: {error.strerror}") from error
-    try:
-        size = os.fstat(fd).st_size
-        data = memoryview(mmap.mmap(fd, size, access=mmap.ACCESS_COPY)) if size else memoryview(b"")
-    finally:
-        os.close(fd)
-    yield from read_records(data, str(path))
 
 
 def drop_old_segments(run: Path, lineage: Lineage, oldest_step: int) -> None:

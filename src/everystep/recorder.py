@@ -319,6 +319,12 @@ class Recorder:
             answer = self.ask(request, max(1.0, deadline - time.monotonic()))
             if not answer.repair:
                 return answer
+            if time.monotonic() > deadline:
+                raise LaneTimeout(
+                    f"{operation} {self.path}: what the shadow holds was not repaired in "
+                    f"{timeout_seconds:g} s",
+                    hint="everystep status names the atoms that keep differing",
+                )
             self._seal_again(operation)
 
     def bring_shadow_up_to_date(self, operation: str) -> None:

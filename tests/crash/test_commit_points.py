@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from everystep.errors import Fenced
+from everystep.format.log import census_digest
 from everystep.recover.find import find_newest
 from everystep.store import epoch as epoch_module
 from everystep.store.commit import CRASH_POINTS, LOG_CRASH_POINTS
@@ -96,25 +97,26 @@ LOGGER = """
 import os, sys
 from pathlib import Path
 from everystep.store import layout
-from everystep.store.log import LogWriter, Pending
+from everystep.format.log import LoggedRecord
+from everystep.store.log import LogWriter
 run = Path(sys.argv[1])
 layout.epoch_dir(run, 1).mkdir(parents=True)
-writer = LogWriter(run, "ab" * 16, 1)
+writer = LogWriter(run, "ab" * 16, 1, int(sys.argv[3]))
 for step in (1, 3, 5):
     if step == 5:
         os.environ["EVERYSTEP_CRASH_AT"] = sys.argv[2]
-    writer.append([Pending(s, s - 1, memoryview(bytes([s]) * 5000)) for s in (step, step + 1)])
+    writer.append([LoggedRecord(s, s - 1, memoryview(bytes([s]) * 5000)) for s in (step, step + 1)])
     print(step + 1, flush=True)
 """
 
 
 @pytest.mark.parametrize("point", LOG_CRASH_POINTS)
 def test_killed_while_the_log_is_written(point: str, tmp_path: Path) -> None:
-    words = [sys.executable, "-c", LOGGER, str(tmp_path), point]
+    words = [sys.executable, "-c", LOGGER, str(tmp_path), point, str(census_digest(CENSUS))]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert done.stdout.split() == ["2", "4"], "acknowledged"
-    log = LogReader(tmp_path, Lineage("", [], [], ((1, None),)), Point(1, 0))
+    log = LogReader(tmp_path, Lineage("ab" * 16, [], [], ((1, None),)), Point(1, 0), CENSUS)
     assert log.end.step == (4 if point == "log_filled" else 6)  # written, though nobody was told
     assert [bytes(r.body[:1]) for r in log.records] == [bytes([r.step]) for r in log.records]
 

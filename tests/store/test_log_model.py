@@ -13,14 +13,17 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from everystep.core.census import Census
 from everystep.errors import Fenced
 from everystep.format.base import Point
+from everystep.format.log import LoggedRecord, census_digest
 from everystep.store import layout
 from everystep.store import log as log_module
-from everystep.store.log import LogReader, LogWriter, Pending, drop_old_segments
+from everystep.store.log import LogReader, LogWriter, drop_old_segments
 from everystep.store.runs import Lineage
 
 RUN_ID = "ab" * 16
+CENSUS = Census((), (), "exact")
 bodies = st.one_of(st.binary(max_size=200), st.binary(min_size=3000, max_size=9000))
 
 
@@ -41,13 +44,13 @@ class LogModel(RuleBasedStateMachine):
         number = len(self.path) + 1
         layout.epoch_dir(self.run, number).mkdir(parents=True)
         self.path.append((number, None))
-        self.writer = LogWriter(self.run, RUN_ID, number)
+        self.writer = LogWriter(self.run, RUN_ID, number, census_digest(CENSUS))
 
     @rule(batch=st.lists(bodies, min_size=1, max_size=4))
     def append(self, batch: list[bytes]) -> None:
         records = []
         for body in batch:
-            records.append(Pending(self.step + 1, self.step, memoryview(body)))
+            records.append(LoggedRecord(self.step + 1, self.step, memoryview(body)))
             self.step += 1
             self.held[self.step] = body
         self.writer.append(records)
@@ -61,7 +64,7 @@ class LogModel(RuleBasedStateMachine):
         """Any part of an unfinished write may be there, or anything else; then a new epoch goes on."""
         epoch = self.path[-1][0]
         before = {p: p.stat().st_size for p in layout.segments(self.run, epoch)}
-        self.writer.append([Pending(self.step + 1, self.step, memoryview(body))])
+        self.writer.append([LoggedRecord(self.step + 1, self.step, memoryview(body))])
         newest = layout.segments(self.run, epoch)[-1]
         start = before.get(newest, 0)
         written = newest.read_bytes()
@@ -91,7 +94,7 @@ class LogModel(RuleBasedStateMachine):
         number = max(layout.epoch_numbers(self.run)) + 1
         layout.epoch_dir(self.run, number).mkdir(parents=True)
         self.path.append((number, None))
-        self.writer = LogWriter(self.run, RUN_ID, number)
+        self.writer = LogWriter(self.run, RUN_ID, number, census_digest(CENSUS))
 
     @rule(back=st.integers(0, 6))
     def base_and_prune(self, back: int) -> None:
@@ -106,7 +109,7 @@ class LogModel(RuleBasedStateMachine):
     def a_zombie_writes_on(self) -> None:
         if self.old:
             with pytest.raises(Fenced):
-                self.old[-1].append([Pending(self.step + 1, self.step, memoryview(b"zombie"))])
+                self.old[-1].append([LoggedRecord(self.step + 1, self.step, memoryview(b"zombie"))])
 
     @rule()
     def the_disk_is_full(self) -> None:
@@ -118,7 +121,7 @@ class LogModel(RuleBasedStateMachine):
         write, log_module.write_at = log_module.write_at, refuse  # type: ignore[assignment]
         try:
             with pytest.raises(OSError):
-                self.writer.append([Pending(self.step + 1, self.step, memoryview(b"lost"))])
+                self.writer.append([LoggedRecord(self.step + 1, self.step, memoryview(b"lost"))])
         finally:
             log_module.write_at = write
 
@@ -127,7 +130,7 @@ class LogModel(RuleBasedStateMachine):
         return Lineage(RUN_ID, [], [], tuple(self.path))
 
     def read(self, until: int | None = None) -> LogReader:
-        return LogReader(self.run, self.lineage, self.base, until)
+        return LogReader(self.run, self.lineage, self.base, CENSUS, until)
 
     @invariant()
     def it_holds_what_it_should(self) -> None:

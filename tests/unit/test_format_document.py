@@ -59,7 +59,7 @@ def test_log() -> None:
         for (_, offset, size), code in zip(table(name), codes, strict=True):
             assert (int(offset), int(size)) == (at, struct.calcsize("<" + code))
             at += struct.calcsize("<" + code)
-    header = log.SegmentHeader("ab" * 16, 7, 121)
+    header = log.SegmentHeader("ab" * 16, 7, 120, 99)
     assert log.unpack_segment_header(memoryview(log.pack_segment_header(header)), "") == header
 
 

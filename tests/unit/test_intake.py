@@ -144,3 +144,18 @@ def test_of_a_tensor_that_is_sent_twice_the_later_bytes_count(
     while bench.intake.take(may_apply=True):
         pass
     assert bench.intake.step == 2 and max(together) == 1, "threads may copy them in any order"
+
+
+def test_records_that_nobody_could_redo_are_not_logged() -> None:
+    """While an atom has no base its gradients do not travel."""
+    atoms = (Atom("first", "float32", (2,)), Atom("second", "float32", (2,)))
+    bench, told = Bench(Census(atoms, (), "exact")), []
+    bench.intake.on_record = lambda seal, entries: told.append(seal.step)
+    other = Edit(1, "", "float32", (2,), 0, 8, 0)
+    bench.seal(1, 0, edit(), Rebase((0,), (1,)), payload=b"state at")
+    bench.seal(2, 1, edit(), payload=b"later on")
+    bench.seal(3, 2, other, Rebase((1,), (3,)), payload=b"state at")
+    bench.seal(4, 3, edit(), payload=b"later on")
+    while bench.intake.take(may_apply=True):
+        pass
+    assert told == [3, 4]

@@ -10,14 +10,16 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import msgspec
 import xxhash
 
+from everystep.core.census import Census
 from everystep.errors import CorruptData
 
 BLOCK_BYTES = 4096
 _MAGIC = 0x474F4C5045545345  # "ESTEPLOG"
 _RECORD_MAGIC = 0x44524F43455245
-_SEGMENT = struct.Struct("<QQ32sQQQ")  # magic, version, run, epoch, first step, checksum
+_SEGMENT = struct.Struct("<QQ32sQQQQ")  # magic, version, run, epoch, after, census, checksum
 _RECORD = struct.Struct("<QQQQQQ")  # magic, step, after, body bytes, body checksum, chain
 _VERSION = 1
 
@@ -25,7 +27,8 @@ _VERSION = 1
 class SegmentHeader(NamedTuple):
     run_id: str
     epoch: int
-    first_step: int
+    after: int  # the step that its first record follows
+    census: int  # which one its records speak of (`census_digest`)
 
 
 class LoggedRecord(NamedTuple):
@@ -36,9 +39,15 @@ class LoggedRecord(NamedTuple):
     body: memoryview
 
 
+def census_digest(census: Census) -> int:
+    """Of what gives records their meaning: names, types and order of atoms and optimizers."""
+    optimizers = [(o.key, o.path, o.mode.value, o.groups) for o in census.optimizers]
+    return xxhash.xxh3_64_intdigest(msgspec.msgpack.encode([census.atoms, optimizers]))
+
+
 def pack_segment_header(header: SegmentHeader) -> bytes:
     run_id = header.run_id.encode().ljust(32, b"\0")
-    fields = (_MAGIC, _VERSION, run_id, header.epoch, header.first_step)
+    fields = (_MAGIC, _VERSION, run_id, header.epoch, header.after, header.census)
     data = _SEGMENT.pack(*fields, 0)
     return _SEGMENT.pack(*fields, xxhash.xxh3_64_intdigest(data)).ljust(BLOCK_BYTES, b"\0")
 
@@ -51,7 +60,7 @@ def unpack_segment_header(data: memoryview, where: str) -> SegmentHeader:
         raise CorruptData(f"read {where}: its header does not check out")
     if fields[1] != _VERSION:
         raise CorruptData(f"read {where}: version {fields[1]}, expected {_VERSION}")
-    return SegmentHeader(fields[2].rstrip(b"\0").decode(), fields[3], fields[4])
+    return SegmentHeader(fields[2].rstrip(b"\0").decode(), *fields[3:])
 
 
 class Chain:
@@ -69,13 +78,12 @@ class Chain:
         self._link = xxhash.xxh3_64_intdigest(told)
         return _RECORD.pack(_RECORD_MAGIC, step, after, size, checksum, self._link)
 
-    def follows(self, head: bytes) -> tuple[int, int, int] | None:
-        """Step, step before and body's length of the next head; None if it is not the next one."""
+    def follows(self, head: bytes) -> tuple[int, int, int, int] | None:
+        """Step, step before, body's length and checksum; None if it is not the next head."""
         magic, step, after, size, checksum, _ = _RECORD.unpack(head)
         if magic != _RECORD_MAGIC or self._next(step, after, size, checksum) != head:
             return None
-        self.checksum = checksum
-        return step, after, size
+        return step, after, size, checksum
 
 
 def read_records(data: memoryview, where: str) -> Iterator[LoggedRecord]:
@@ -91,9 +99,9 @@ def read_records(data: memoryview, where: str) -> Iterator[LoggedRecord]:
         start = at + _RECORD.size
         if told is None or start + told[2] > len(data):
             raise CorruptData(f"read {where} at byte {at}: a record that was not finished")
-        step, after, size = told
+        step, after, size, checksum = told
         body = data[start : start + size]
-        if xxhash.xxh3_64_intdigest(body) != chain.checksum:
+        if xxhash.xxh3_64_intdigest(body) != checksum:
             raise CorruptData(f"read {where} at byte {start}: the record of step {step} is damaged")
         yield LoggedRecord(step, after, body)
         at = start + size

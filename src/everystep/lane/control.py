@@ -90,9 +90,8 @@ class Answer(msgspec.Struct, frozen=True):
     """`error` is empty when the request was carried out."""
 
     error: str = ""
-    repair: bool = (
-        False  # nothing was written: atoms are wrong here, and the trainer has to send them
-    )
+    # nothing was written: atoms are wrong here, and the trainer has to send them
+    repair: bool = False
     status: dict[str, Any] = {}
     holding: Holding | None = None
 
@@ -142,9 +141,8 @@ class NoticeBoard:
 
     def __init__(self, address: str) -> None:
         self.answer = b""  # replaced by the main thread, sent by the other one
-        self._context: zmq.Context[Any] = (
-            zmq.Context()
-        )  # never closed: its thread ends with the process
+        # never closed: its thread ends with the process
+        self._context: zmq.Context[Any] = zmq.Context()
         self._socket: zmq.Socket[bytes] = self._context.socket(zmq.REP)
         self._socket.bind(board_of(address))
 

@@ -169,7 +169,7 @@ def _from_store(run: Path, lineage: Lineage, problems: list[str], step: int | No
             log.warning("base_skipped step=%d error=%s", candidate.entry.step, error)
             problems.append(str(error))
             continue
-        behind = LogReader(run, lineage, candidate.point, step)
+        behind = LogReader(run, lineage, candidate.point, reader.index.census, step)
         if step is None or behind.end.step == step:
             problems += behind.problems
             return _found_base(reader, session, behind, problems)

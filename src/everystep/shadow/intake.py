@@ -59,7 +59,7 @@ class Intake:
         self.session = session
         self.advances: dict[int, Advance] = {}  # by optimizer; torch's come once it is loaded
         self.tail: deque[tuple[int, bytes]] = deque()  # steps and frames: calls nobody here redoes
-        # told of every whole record, in its order
+        # told of every record that can be redone, in its order
         self.on_record: Callable[[Seal, list[tuple[list[Event], memoryview]]], None] | None = None
         self.gap = False  # records were let go: everything must be based anew
         self.records = 0
@@ -185,7 +185,9 @@ class Intake:
             if not self._records:
                 self._waiting_since = time.monotonic()
             self._records.append(self._held)
-            if self.on_record is not None:
+            # where an atom has no base yet, its gradients did not travel: nobody could redo the record
+            whole = all(map(self._has_base, range(len(self.census.atoms))))
+            if self.on_record is not None and whole:
                 entries = [(held.entry.events, held.entry.payload) for held in self._held]
                 self.on_record(_seal(self._held), entries)
             self._held = []

@@ -13,13 +13,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from everystep.core.cadence import retry_seconds
+from everystep.core.census import Census
 from everystep.core.events import Event, Seal
 from everystep.errors import EverystepError, Fenced
 from everystep.format.base import Point
 from everystep.format.entry import frame_head
+from everystep.format.log import LoggedRecord, census_digest
 from everystep.format.slot import pack_events
 from everystep.lane.memory import copy, fresh
-from everystep.store.log import LogWriter, Pending
+from everystep.store.log import LogWriter
 
 log = logging.getLogger(__name__)
 
@@ -30,9 +32,9 @@ _PATIENCE_SECONDS = 1.0  # a batch that does not fill is written after this long
 class LogKeeper:
     """Owned by the main thread; `_write` runs in the writer's, one batch at a time."""
 
-    def __init__(self, run: Path, batch: int) -> None:
-        self._run, self._batch = run, batch
-        self._waiting: list[Pending] = []
+    def __init__(self, run: Path, census: Census, batch: int) -> None:
+        self._run, self._census, self._batch = run, census_digest(census), batch
+        self._waiting: list[LoggedRecord] = []
         self._bytes = 0
         self._since = 0.0
         self._thread: threading.Thread | None = None
@@ -48,6 +50,7 @@ class LogKeeper:
         self.let_go = 0
         self._gap_until: int | None = None  # the last step of a gap that no base has healed
         self._ends_at = 0  # the step before it
+        self._offered: int | None = None  # the newest step that came
 
     @property
     def busy(self) -> bool:
@@ -57,6 +60,9 @@ class LogKeeper:
         """A record is whole: keep it until it is written."""
         if self._fenced:
             return
+        if self._offered is not None and seal.after != self._offered:  # the trainer let steps go
+            self._lose(self._offered, seal.after, 0)
+        self._offered = seal.step
         body = _framed(entries)
         if self._bytes + len(body) > _WAITING_BYTES_MAX and self._waiting:
             self._lose(self._waiting[0].after, seal.step, len(self._waiting) + 1)
@@ -67,7 +73,7 @@ class LogKeeper:
             self._waiting, self._bytes = [], 0
             return
         self._since = self._since if self._waiting else time.monotonic()
-        self._waiting.append(Pending(seal.step, seal.after, body))
+        self._waiting.append(LoggedRecord(seal.step, seal.after, body))
         self._bytes += len(body)
 
     def _lose(self, before: int, last: int, records: int) -> None:
@@ -85,8 +91,13 @@ class LogKeeper:
     def broken(self) -> bool:
         return self._gap_until is not None
 
-    def look_after(self, run_id: str, epoch: int, durable: Point | None, *, now: bool) -> None:
-        """Begin to write a batch if one is full, old, or wanted now."""
+    def look_after(
+        self, run_id: str, epoch: int, durable: Point | None, *, fits: bool, now: bool
+    ) -> None:
+        """Begin to write a batch if one is full, old, or wanted now. `fits`: the newest base is of the model
+        that these records speak of."""
+        if not fits and self._offered is not None and self._gap_until is None:
+            self._lose(durable.step if durable else 0, self._offered, 0)
         if durable != self._based_at:  # what lies before a base can be dropped as a whole
             self._based_at, self._roll = durable, True
             if durable is not None and self._gap_until is not None:
@@ -101,7 +112,7 @@ class LogKeeper:
             )
             self._thread.start()
 
-    def _guarded(self, run_id: str, epoch: int, batch: list[Pending]) -> None:
+    def _guarded(self, run_id: str, epoch: int, batch: list[LoggedRecord]) -> None:
         """The boundary: a store that fails is said and tried again, behind a gap."""
         try:
             self._write(run_id, epoch, batch)
@@ -114,9 +125,9 @@ class LogKeeper:
             self.problem = f"log: {error}"
             log.error("log_failed step=%d error=%s", batch[-1].step, error)
 
-    def _write(self, run_id: str, epoch: int, batch: list[Pending]) -> None:
+    def _write(self, run_id: str, epoch: int, batch: list[LoggedRecord]) -> None:
         if self._writer is None:
-            self._writer = LogWriter(self._run, run_id, epoch)
+            self._writer = LogWriter(self._run, run_id, epoch, self._census)
         if self._roll:
             self._roll = False
             self._writer.close()

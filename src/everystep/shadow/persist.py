@@ -14,6 +14,7 @@ from everystep.core.cadence import retry_seconds
 from everystep.core.census import Census
 from everystep.errors import EverystepError, Fenced
 from everystep.format.base import BaseEntry, BaseIndex, Point
+from everystep.format.log import census_digest
 from everystep.store.bases import Snapshot, SnapshotTensor
 from everystep.store.epoch import EpochWriter
 from everystep.store.runs import read_lineage
@@ -47,6 +48,8 @@ class Persister:
         self._thread: threading.Thread | None = None
         self.started = time.monotonic()
         self._versions_of: BaseIndex | None = None
+        self._looked_at: BaseIndex | None = None
+        self._fits = False
         self._versions: dict[int, int] = {}
         self.state = _state_of_store(run, continues)
 
@@ -67,6 +70,16 @@ class Persister:
     def run_id(self) -> str:
         """Empty until an epoch was claimed."""
         return self._writer.manifest.run_id if self._writer else ""
+
+    def base_fits(self, census: Census) -> bool:
+        """Whether the newest base, if any, is of this model: what is logged can be redone behind it."""
+        newest = self._writer.previous if self._writer else None
+        if newest is not None and newest is not self._looked_at:  # asked at every turn of the loop
+            self._looked_at, self._fits = (
+                newest,
+                census_digest(newest.census) == census_digest(census),
+            )
+        return newest is None or self._fits
 
     def claim(self) -> None:
         """Take an epoch if the store lets us; called again before every write until it does."""

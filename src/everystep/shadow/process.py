@@ -71,7 +71,9 @@ class Shadow:
         self.persister = Persister(Path(opening.run), opening.continues, opening.keep_last)
         self.keeper = Keeper(self.options, self.intake, self.persister)
         self.log = (
-            LogKeeper(Path(opening.run), opening.durable_log) if opening.durable_log else None
+            LogKeeper(Path(opening.run), opening.census, opening.durable_log)
+            if opening.durable_log
+            else None
         )
         if self.log is not None:
             self.intake.on_record = self.log.offer
@@ -285,7 +287,13 @@ class Shadow:
         if self.log is not None and self._alone:
             leaving = self._terminated or not self._trainer_alive
             state = self.persister.state
-            self.log.look_after(self.persister.run_id, state.epoch, state.durable, now=leaving)
+            self.log.look_after(
+                self.persister.run_id,
+                state.epoch,
+                state.durable,
+                fits=self.persister.base_fits(self.opening.census),
+                now=leaving,
+            )
         if self._distrusted:
             return  # nothing that could be written
         if not self._trainer_alive and self._drained and self._alone:

@@ -5,7 +5,7 @@ RUN/epochs/000002/manifest.json                      what counts, and which poin
 RUN/epochs/000002/bases/000000000120/index.json      atoms, versions, files, checksums
                                     /weights.safetensors  /slots.safetensors
                                     /session.bin          /tail.bin
-RUN/epochs/000002/log/000000000121.log               records from that step on
+RUN/epochs/000002/log/000001-000000000120.log        records behind that step
 """
 
 from __future__ import annotations
@@ -46,14 +46,19 @@ def log_dir(run: Path, epoch: int) -> Path:
     return epoch_dir(run, epoch) / "log"
 
 
-def segment_name(first_step: int) -> str:
-    return f"{first_step:012d}.log"
+def segment_name(number: int, after: int) -> str:
+    return f"{number:06d}-{after:012d}.log"
 
 
-def first_step(segment: Path) -> int:
-    return int(segment.stem)
+def segment_number(segment: Path) -> int:
+    return int(segment.stem.partition("-")[0])
+
+
+def segment_after(segment: Path) -> int:
+    """The step that its first record follows."""
+    return int(segment.stem.partition("-")[2])
 
 
 def segments(run: Path, epoch: int) -> list[Path]:
     """Of one epoch's log, oldest first."""
-    return sorted(path for path in log_dir(run, epoch).glob("*.log") if path.stem.isdigit())
+    return sorted(log_dir(run, epoch).glob("[0-9]*-[0-9]*.log"))

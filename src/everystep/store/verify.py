@@ -7,8 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
+from everystep.core.census import Census
 from everystep.errors import StoreError
-from everystep.format.base import StoredFile
+from everystep.format.base import Point, StoredFile
 from everystep.store.bases import open_checked, read_index
 from everystep.store.log import LogReader
 from everystep.store.runs import Candidate, read_lineage
@@ -33,9 +34,12 @@ def verify_run(
     lineage = read_lineage(run)
     problems = list(lineage.problems)
     indexes: list[tuple[Candidate, tuple[StoredFile, ...]]] = []
+    censuses: dict[Point, Census] = {}
     for candidate in lineage.candidates:
         try:
-            indexes.append((candidate, read_index(run, candidate).files))
+            index = read_index(run, candidate)
+            indexes.append((candidate, index.files))
+            censuses[candidate.point] = index.census
         except StoreError as error:
             problems.append(str(error))
     files = {file.path: file for _, listed in indexes for file in listed}
@@ -50,7 +54,7 @@ def verify_run(
             progress(done, total)
     valid = [c.entry.step for c, listed in indexes if not bad & {file.path for file in listed}]
     newest = next((c for c in lineage.candidates if c.entry.step in valid), None)
-    behind = LogReader(run, lineage, newest.point) if newest else None
+    behind = LogReader(run, lineage, newest.point, censuses[newest.point]) if newest else None
     logged = behind.end.step if behind and behind.records else None
     notes = behind.problems if behind else []
     return Report(problems, len(lineage.candidates), valid, len(files), total, logged, notes)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -62,10 +64,16 @@ class Training:
 
 
 def _optimizer(name: str, model: nn.Module) -> torch.optim.Optimizer:
-    if name == "sgd":
-        return torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
-    if name == "adamw":
-        return torch.optim.AdamW(model.parameters(), lr=1e-4)
-    if name == "adamw-fused":
-        return torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    raise UsageError(f"bench: no optimizer {name!r}", hint="one of sgd, adamw, adamw-fused")
+    build = _OPTIMIZERS.get(name)
+    if build is None:
+        raise UsageError(f"bench: no optimizer {name!r}", hint=f"one of {', '.join(_OPTIMIZERS)}")
+    return build(model.parameters())
+
+
+_OPTIMIZERS: dict[str, Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]] = {
+    "sgd": partial(torch.optim.SGD, lr=1e-3, momentum=0.9),
+    "adam": partial(torch.optim.Adam, lr=1e-4),
+    "adam-fused": partial(torch.optim.Adam, lr=1e-4, fused=True),
+    "adamw": partial(torch.optim.AdamW, lr=1e-4),
+    "adamw-fused": partial(torch.optim.AdamW, lr=1e-4, fused=True),
+}

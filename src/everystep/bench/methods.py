@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from torch.torch_version import TorchVersion
 
 import everystep
 from everystep.bench.gpt import Training
@@ -139,13 +140,18 @@ class DcpAsync(_Saver):
         from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
         on_gpu = training.device.type == "cuda"
-        self._stager = DefaultStager(StagingOptions(on_gpu, False, False, False))
+        self._new_stager = partial(DefaultStager, StagingOptions(on_gpu, False, False, False))
+        self._stager = self._new_stager()
+        # pytorch#183413: before 2.13 a stager is good for one save
+        self._reusable = TorchVersion(torch.__version__) >= "2.13"
         self._pending: Any = None
 
     def save(self, path: Path, step: int) -> None:
         from torch.distributed.checkpoint.state_dict_saver import async_save
 
         self._wait()
+        if not self._reusable and self._pending is not None:
+            self._stager = self._new_stager()
         self._pending = async_save(
             self._training.state(), checkpoint_id=path, async_stager=self._stager, no_dist=True
         )

@@ -15,7 +15,7 @@ from everystep.capture.outbox import Outbox
 from everystep.core.census import Mode, OptimizerSpec
 from everystep.core.events import Fingerprints
 from everystep.core.pace import fingerprint_every
-from everystep.replay.fingerprints import digest_tensors, in_digest_order
+from everystep.replay.fingerprints import digest_tensors, in_digest_order, load_kernels
 
 _NAME_BYTES = 16  # of a tensor's place in the document, without the name of its slot
 _SMOOTHING = 0.2
@@ -53,6 +53,8 @@ class FingerprintSender:
         self._sent_at: int | None = None
         self._step_seconds = self._host_seconds = 0.0
         self._sealed = time.perf_counter()
+        for device in copier.sides:
+            load_kernels(device)
 
     def _is_redone_exactly(self, spec: OptimizerSpec) -> bool:
         devices = {self._live.tensors[atom].device.type for atom in spec.atoms}
@@ -82,8 +84,7 @@ class FingerprintSender:
         for device, found in by_device(self._live, self._atoms, self._optimizers).items():
             side = self._copier.sides.get(device)
             self._send(found) if side is None else side.digest(partial(self._send, found))
-        if self._sent_at is not None:  # the first one also loads kernels
-            self._host_seconds = time.perf_counter() - began
+        self._host_seconds = time.perf_counter() - began
         self._sent_at = step
 
     def _send(self, found: dict[tuple[int, str], torch.Tensor]) -> None:

@@ -12,6 +12,8 @@ from rich.table import Table
 
 from everystep.cli import output
 
+_Optimizer = Annotated[str, typer.Option(help="sgd, adam, adamw, adam-fused or adamw-fused.")]
+
 bench = typer.Typer(help="Measure this machine.", no_args_is_help=True)
 
 
@@ -50,7 +52,7 @@ def bench_overhead(
     batch: Annotated[int, typer.Option(help="Sequences a step.")] = 8,
     every: Annotated[int, typer.Option(help="Steps from one checkpoint to the next.")] = 1,
     steps: Annotated[int, typer.Option(help="Of each window that is measured.")] = 40,
-    optimizer: Annotated[str, typer.Option(help="sgd, adamw or adamw-fused.")] = "adamw-fused",
+    optimizer: _Optimizer = "adamw-fused",
     methods: Annotated[str, typer.Option(help="Some of them, with commas; default: all.")] = "",
     json: Annotated[
         Path | None, typer.Option(help="File for the figures; a PNG lies beside it.")
@@ -112,7 +114,6 @@ def _replay_rates(document: dict[str, Any]) -> Table:
 
 _Model = Annotated[str, typer.Option(help="gpt-tiny, gpt-124m, gpt-350m or gpt-1.3b.")]
 _Batch = Annotated[int, typer.Option(help="Sequences a step.")]
-_Optimizer = Annotated[str, typer.Option(help="sgd, adamw or adamw-fused.")]
 _Folder = Annotated[Path | None, typer.Option(help="Where checkpoints go.")]
 
 

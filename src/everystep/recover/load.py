@@ -115,7 +115,18 @@ def redo_tail(
     for atom, index, encoded in found.session.values:
         state = by_index[index].state[tensors[ids[atom]]]
         state.update(_to_device(values.decode(encoded, unpack), tensors[ids[atom]].device))
+    for _, optimizer in optimizers:
+        _in_order(optimizer)
     _replay_tail(found, by_index, tensors, ids)
+
+
+def _in_order(optimizer: torch.optim.Optimizer) -> None:
+    """States in the order of the parameters, as an optimizer's first step makes them: who walks over
+    `optimizer.state` meets them as before."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    ordered = [(p, optimizer.state[p]) for p in parameters if p in optimizer.state]
+    optimizer.state.clear()
+    optimizer.state.update(ordered)
 
 
 def _check_groups(

@@ -34,6 +34,14 @@ def digest_tensors(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return found
 
 
+def load_kernels(device: torch.device) -> None:
+    """Digest a few numbers, so that what CUDA loads for it, half a second, is not loaded during a step."""
+    samples = [
+        torch.zeros(n, dtype=t, device=device) for t in _INTEGERS.values() for n in (1, 1023)
+    ]
+    digest_tensors([samples[i] for i in in_digest_order(samples)])
+
+
 def _is_small(tensor: torch.Tensor) -> bool:
     return tensor.numel() == 1 and tensor.nbytes < _WORD_BYTES
 

@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from everystep.compression.compressor import compress
     from everystep.errors import EverystepError
     from everystep.ranks import compare_ranks
     from everystep.session import Run, attach, restore
@@ -20,11 +21,21 @@ _HOMES = {
     "StoredRun": "everystep.store.reader",
     "attach": "everystep.session",
     "compare_ranks": "everystep.ranks",
+    "compress": "everystep.compression.compressor",
     "open_run": "everystep.store.reader",
     "restore": "everystep.session",
 }
 
-__all__ = ["EverystepError", "Run", "StoredRun", "attach", "compare_ranks", "open_run", "restore"]
+__all__ = [
+    "EverystepError",
+    "Run",
+    "StoredRun",
+    "attach",
+    "compare_ranks",
+    "compress",
+    "open_run",
+    "restore",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -31,6 +31,9 @@ class Options:
     """How often the shadow writes a base to the store: a duration ("10m") or a number of steps."""
     durable_log: int = 0
     """So many records at a time are written to the store, synced, between bases; 0: only bases are."""
+    residuals: Literal["lossy", "exact"] = "lossy"
+    """Of compression with feedback, which logs do not hold: a resume past a base takes the base's, or goes
+    back to the base."""
     on_lag: Literal["drop", "wait"] = "drop"
     """A full ring lets records go and re-bases later, or makes the trainer wait."""
     on_failure: Literal["warn", "raise"] = "warn"
@@ -45,6 +48,7 @@ class Options:
     """False installs no hook and starts no process; so does EVERYSTEP_DISABLE=1."""
 
     def __post_init__(self) -> None:
+        _one_of("residuals", self.residuals, ("lossy", "exact"))
         _one_of("on_lag", self.on_lag, ("drop", "wait"))
         _one_of("on_failure", self.on_failure, ("warn", "raise"))
         _steps_or_duration("every", self.every)

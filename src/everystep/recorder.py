@@ -12,7 +12,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from everystep.capture.census import LiveCensus, Models, Optimizers, take_census
 from everystep.capture.rng import capture_rng
 from everystep.capture.state import UserState
 from everystep.capture.tap import Tap
+from everystep.compression.compressor import names_of
 from everystep.connection import Connection, connect
 from everystep.core.cadence import Rest, retry_seconds
 from everystep.core.pace import replay_threads
@@ -37,6 +38,8 @@ _WAIT_SECONDS = 600.0
 _START_SECONDS = 60.0  # a shadow says within half of it that it has started, unless it is stuck
 _DOCUMENT_SLACK_BYTES = 16 << 10
 _LANES_MAX = 8
+
+_UNLOGGED = "the log does not hold its residuals, bases do"
 
 
 class Recorder:
@@ -57,7 +60,7 @@ class Recorder:
         self.connection: Connection | None = None
         self.problem = ""
         self._folder = folder
-        self._options = options
+        self.options = options
         self._models, self._optimizers = models, optimizers
         self._user_state = user_state
         self._document_bytes = len(user_state.collect()) + _DOCUMENT_SLACK_BYTES
@@ -77,7 +80,14 @@ class Recorder:
     # ------------------------------------------------------------------ connecting
 
     def census(self) -> LiveCensus:
-        return take_census(self._models, self._optimizers, log=self._options.log)
+        return take_census(self._models, self._optimizers, log=self.options.log)
+
+    @property
+    def compression(self) -> list[str]:
+        """How gradients are compressed, and what the log does not hold of it, in words."""
+        given = (self._models, self._optimizers)
+        found = names_of(v for g in given for v in (g.values() if isinstance(g, Mapping) else [g]))
+        return [f"{name}; {_UNLOGGED}" if "feedback" in name else name for name in found]
 
     def connect(
         self,
@@ -102,7 +112,7 @@ class Recorder:
             self._folder,
             live.census,
             live.powers,
-            self._options,
+            self.options,
             replay_threads=replay_threads(len(os.sched_getaffinity(0))),
             step=self.step,
             document_bytes=self._document_bytes,
@@ -122,8 +132,8 @@ class Recorder:
             guard=self.guarded,
             may_wait=self._waiting_rule(connection),
             rest=self._rest,
-            budget_percent=self._options.overhead_budget_percent,
-            fingerprint_every=self._options.fingerprint_every,
+            budget_percent=self.options.overhead_budget_percent,
+            fingerprint_every=self.options.fingerprint_every,
         )
         self.tap.opening_rng = opening_rng or capture_rng()
         self.tap.install()
@@ -142,7 +152,7 @@ class Recorder:
             if waited_seconds > _WAIT_SECONDS or not connection.shadow.alive:
                 return False
             starting = not connection.ring.shadow_is_warm and waited_seconds < _START_SECONDS
-            return must or self._options.on_lag == "wait" or starting
+            return must or self.options.on_lag == "wait" or starting
 
         return may_wait
 
@@ -177,7 +187,7 @@ class Recorder:
                 if self.tap is not None:
                     self.tap.outgrown = True
             except Exception as error:
-                if self._options.on_failure == "raise":
+                if self.options.on_failure == "raise":
                     raise
                 self._lose(f"{type(error).__name__}: {error}")
             return None

@@ -160,7 +160,8 @@ class Run:
         """Find the newest point, load it, and connect to a shadow that goes on from it."""
         live = self._timed("census", recorder.census)
         recorder.versions = [0] * len(live.tensors)
-        found, card = self._timed("find", find_newest, self.path, folder)
+        exact = recorder.options.residuals == "exact"
+        found, card = self._timed("find", find_newest, self.path, folder, exact=exact)
         if found is None:
             self._timed("connect", recorder.connect, live, predecessor=card)
             return
@@ -295,6 +296,7 @@ class Run:
             "lag_steps": None if at is None else self.step - at,
             "resumed_from": self._resumed_from,
             "attach_seconds": self._attach_seconds,
+            "compression": recorder.compression,
             **recorder.figures(),
             "state_dict_seconds_total": self._user_state.seconds_total,
             "state_dict_seconds_max": self._user_state.seconds_max,

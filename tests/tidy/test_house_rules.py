@@ -19,7 +19,16 @@ BOUNDARIES = {"recorder.py", "process.py", "__main__.py"}
 
 
 def test_public_names_are_frozen() -> None:
-    names = ["EverystepError", "Run", "StoredRun", "attach", "compare_ranks", "open_run", "restore"]
+    names = [
+        "EverystepError",
+        "Run",
+        "StoredRun",
+        "attach",
+        "compare_ranks",
+        "compress",
+        "open_run",
+        "restore",
+    ]
     assert everystep.__all__ == names, "a public name was added or lost: at most eight, on purpose"
     for name in names:
         assert getattr(everystep, name) is not None
@@ -34,6 +43,7 @@ def test_options_are_frozen() -> None:
         "fingerprint_every",
         "durable_every",
         "durable_log",
+        "residuals",
         "on_lag",
         "on_failure",
         "keep_last",

@@ -14,7 +14,7 @@ from everystep.lane import memory
 @pytest.mark.parametrize("threads", [1, 8])
 @pytest.mark.parametrize("size", [0, 1, 4095, 3 * 4096 + 5, (2 << 20) + 7])
 def test_copies(size: int, threads: int, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_THREADS", threads)
+    monkeypatch.setattr(memory, "COPY_THREADS", threads)
     if not compiled:
         monkeypatch.setattr(native, "library", lambda: None)
     monkeypatch.setattr(memory, "_PIECE_BYTES", 1000)

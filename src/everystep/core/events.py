@@ -5,9 +5,11 @@ Tensor bytes do not travel inside events: they lie in the payload, `at` bytes fr
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
-from everystep.core.census import ALIGN_BYTES
+from everystep.core.census import ALIGN_BYTES, Census, gradient_layout
 
 AMP_BYTES = 2 * ALIGN_BYTES  # behind a call's gradients there is room for what a GradScaler says
 
@@ -59,6 +61,15 @@ class Fingerprints(msgspec.Struct, frozen=True, tag="prints", array_like=True, g
     at: int
 
 
+class Sparse(msgspec.Struct, frozen=True, tag="sparse", array_like=True, gc=False):
+    """Only in logs, first in its entry: the payload of `bytes` bytes is stored as those of its words that
+    are not zero (`format.sparse`)."""
+
+    bytes: int
+    blocks: int
+    words: int
+
+
 class Seal(msgspec.Struct, frozen=True, tag="seal", array_like=True, gc=False):
     """The end of step `step`. An empty `state` or group means: as in the record before."""
 
@@ -70,7 +81,26 @@ class Seal(msgspec.Struct, frozen=True, tag="seal", array_like=True, gc=False):
     time_ns: int
 
 
-Event = Edit | SlotValues | Rebase | Call | Fingerprints | Seal
+Event = Edit | SlotValues | Rebase | Call | Fingerprints | Sparse | Seal
+
+
+def used_ranges(events: Iterable[Event], census: Census) -> list[tuple[int, int]]:
+    """Where an entry's payload holds something (start, bytes), in a fixed order: gaps between tensors and
+    gradients that are not there hold anything."""
+    found: list[tuple[int, int]] = []
+    for event in events:
+        if isinstance(event, Edit):
+            found.append((event.at, event.nbytes))
+        elif isinstance(event, Fingerprints):
+            found.append((event.at, 8 * len(event.tensors)))
+        elif isinstance(event, Call):
+            atoms = census.optimizers[event.optimizer].atoms
+            offsets = gradient_layout(census, event.optimizer).offsets
+            present = unpack_presence(event.presence, len(atoms))
+            rows = zip(atoms, offsets, present, strict=True)
+            found += [(event.at + o, census.atoms[a].bytes) for a, o, there in rows if there]
+            found += [(at, 4) for at in event.amp.values()]
+    return [row for row in found if row[1]]
 
 
 def pack_presence(present: list[bool]) -> bytes:

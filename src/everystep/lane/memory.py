@@ -14,7 +14,7 @@ import numpy as np
 from everystep import native
 
 _PIECE_BYTES = 16 << 20
-_THREADS = min(8, len(os.sched_getaffinity(0)) // 2)  # the other half is the trainer's
+COPY_THREADS = max(1, min(8, len(os.sched_getaffinity(0)) // 2))  # the other half is the trainer's
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, of Linux 5.14
 _POPULATE_PIECE_BYTES = 64 << 20
 _POPULATE_THREADS = 4  # more wait for each other
@@ -24,11 +24,11 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def copy(targets: Sequence[memoryview], sources: Sequence[memoryview]) -> None:
     """Each source into its target, of the same length."""
     pairs = [(t, s) for t, s in zip(targets, sources, strict=True) if len(s)]
-    if _THREADS <= 1 or sum(len(s) for _, s in pairs) < _PIECE_BYTES:
+    if COPY_THREADS <= 1 or sum(len(s) for _, s in pairs) < _PIECE_BYTES:
         for target, source in pairs:
             target[:] = source
         return
-    move([(address_of(t), address_of(s), len(s)) for t, s in pairs], _THREADS)
+    move([(address_of(t), address_of(s), len(s)) for t, s in pairs], COPY_THREADS)
 
 
 def move(rows: list[tuple[int, int, int]], threads: int) -> None:
@@ -56,7 +56,7 @@ def digests(views: Sequence[memoryview], widths: Sequence[int]) -> list[int]:
     behind them, modulo 2^64. What order they lie in does not matter; one flipped bit always shows."""
     pairs = list(zip(views, widths, strict=True))
     rows = [(address_of(v) if len(v) else 0, len(v), width) for v, width in pairs]
-    found = native.digest(rows, max(1, _THREADS))
+    found = native.digest(rows, COPY_THREADS)
     return [_digest(v, width) for v, width in pairs] if found is None else found
 
 

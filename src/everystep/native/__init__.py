@@ -34,6 +34,16 @@ def library() -> ctypes.CDLL | None:
         loaded.everystep_replay.argtypes = [number, address, count, address, count, number]
         loaded.everystep_copy.argtypes = [address, count, number]
         loaded.everystep_digest.argtypes = [address, count, number]
+        loaded.everystep_count.argtypes = [address, count, count, count, count, address, number]
+        loaded.everystep_gather.argtypes = [
+            address,
+            count,
+            count,
+            address,
+            address,
+            address,
+            number,
+        ]
         return loaded
     return None
 
@@ -69,3 +79,34 @@ def digest(rows: list[tuple[int, int, int]], threads: int) -> list[int] | None:
         loaded.everystep_digest(table.ctypes.data, len(rows), threads)
     found: list[int] = table[:, 3].astype(np.int64).tolist()
     return found
+
+
+def nonzero_words(
+    ranges: np.ndarray, counts: np.ndarray, stride: int, threads: int
+) -> np.ndarray | None:
+    """How many of the words in every `stride`-th block of the ranges (address, bytes, blocks before) are not
+    zero, into `counts`; None where nothing was compiled."""
+    loaded = library()
+    if loaded is None:
+        return None
+    loaded.everystep_count(
+        ranges.ctypes.data, len(ranges), 0, stride, len(counts), counts.ctypes.data, threads
+    )
+    return counts
+
+
+def gather_words(
+    ranges: np.ndarray, starts: np.ndarray, places: np.ndarray, values: np.ndarray, threads: int
+) -> None:
+    """The words that are not zero, block by block from `starts` on: places in the block, and values."""
+    loaded = library()
+    assert loaded is not None
+    loaded.everystep_gather(
+        ranges.ctypes.data,
+        len(ranges),
+        len(starts),
+        starts.ctypes.data,
+        places.ctypes.data,
+        values.ctypes.data,
+        threads,
+    )

@@ -67,9 +67,10 @@ class Found(NamedTuple):
 
 
 def find_newest(
-    run: Path, folder: Path | None, step: int | None = None
+    run: Path, folder: Path | None, step: int | None = None, *, exact: bool = False
 ) -> tuple[Found | None, ShadowCard | None]:
-    """The newest point (or the one at `step`), and the card of the shadow that lives, if any."""
+    """The newest point (or the one at `step`), and the card of the shadow that lives, if any. `exact`: not
+    one whose log lacks something."""
     card = read_card(folder) if folder else None
     problems: list[str] = []
     lineage = Lineage("", [], [])
@@ -86,7 +87,7 @@ def find_newest(
         if found.point.step == step or (step is None and found.point.step >= newest):
             return found, card
         found.close()
-    return _from_store(run, lineage, problems, step), card
+    return _from_store(run, lineage, problems, step, exact), card
 
 
 def _from_living(
@@ -155,7 +156,9 @@ def _ask_to_yield(card: ShadowCard) -> control.Answer:
                 raise
 
 
-def _from_store(run: Path, lineage: Lineage, problems: list[str], step: int | None) -> Found | None:
+def _from_store(
+    run: Path, lineage: Lineage, problems: list[str], step: int | None, exact: bool
+) -> Found | None:
     """The newest base whose every byte is right, and what the log holds behind it; damaged ones are named and
     passed over. A step that is wanted may lie in the log."""
     wanted = [c for c in lineage.candidates if step is None or c.entry.step <= step]
@@ -169,9 +172,17 @@ def _from_store(run: Path, lineage: Lineage, problems: list[str], step: int | No
             log.warning("base_skipped step=%d error=%s", candidate.entry.step, error)
             problems.append(str(error))
             continue
-        behind = LogReader(run, lineage, candidate.point, reader.index.census, step)
+        census = reader.index.census
+        lacking = any(atom.lossy for atom in census.atoms)
+        until = candidate.entry.step if exact and lacking else step
+        behind = LogReader(run, lineage, candidate.point, census, until)
         if step is None or behind.end.step == step:
             problems += behind.problems
+            if lacking and behind.end.step > candidate.entry.step:
+                problems.append(
+                    f"step {behind.end.step}: weights and optimizers are exact, residuals of compression are "
+                    f'those of step {candidate.entry.step} (residuals="exact" resumes there instead)'
+                )
             return _found_base(reader, session, behind, problems)
     if step is not None and all(c.entry.step != step for c in lineage.candidates):
         kept = sorted({c.entry.step for c in lineage.candidates})

@@ -14,10 +14,11 @@ from everystep.core.events import Call, Edit, Event, Rebase, Seal, SlotValues
 from everystep.errors import ModelMismatch, RecoveryError
 from everystep.format import values
 from everystep.format.entry import unframe_entries
+from everystep.recover.expand import Expander
 from everystep.recover.find import Found, FoundTensor
 from everystep.recover.upload import Uploads
 from everystep.replay.apply import apply_call, set_groups
-from everystep.replay.tensors import unpack, view_tensor
+from everystep.replay.tensors import Payload, unpack, view_tensor
 
 _LISTED = 10
 
@@ -192,7 +193,9 @@ def _replay_tail(
 ) -> None:
     frames = chain([found.tail], (record.body for record in found.log))
     sent: set[tuple[int, str]] = set()  # slots that came since the last seal
-    for events, payload in chain.from_iterable(map(unframe_entries, frames)):
+    expander = Expander(found.census, tensors)
+    for events, stored in chain.from_iterable(map(unframe_entries, frames)):
+        payload = expander.payload(events, stored)
         for event in events:
             if isinstance(event, Edit):
                 sent.add((event.atom, event.slot))
@@ -229,7 +232,7 @@ def _drop_slots(
 
 def _replay_event(
     event: Event,
-    payload: memoryview,
+    payload: Payload,
     found: Found,
     optimizers: dict[int, torch.optim.Optimizer],
     tensors: Sequence[torch.Tensor],
@@ -249,7 +252,7 @@ def _replay_event(
 
 def _replay_edit(
     edit: Edit,
-    payload: memoryview,
+    payload: Payload,
     census: Census,
     optimizers: dict[int, torch.optim.Optimizer],
     parameter: torch.Tensor,

@@ -10,7 +10,7 @@ from everystep.core.census import Census, gradient_layout
 from everystep.core.events import Call, unpack_presence
 from everystep.format import values
 from everystep.replay.optimizers import on_cpu, prefer_multi_tensor, step_unseen
-from everystep.replay.tensors import unpack, view_tensor
+from everystep.replay.tensors import Payload, unpack, view_tensor
 
 
 def apply_call(
@@ -18,7 +18,7 @@ def apply_call(
     parameters: Sequence[torch.Tensor],
     call: Call,
     census: Census,
-    payload: memoryview,
+    payload: Payload,
     skip: Callable[[int], bool] = lambda atom: False,
     quickly: bool = False,
 ) -> list[int]:
@@ -63,7 +63,7 @@ def _step(
     optimizer: torch.optim.Optimizer,
     call: Call,
     parameters: Sequence[torch.Tensor],
-    payload: memoryview,
+    payload: Payload,
 ) -> None:
     for name, at in call.amp.items():  # a fused optimizer unscales, and skips, by itself
         scalar = view_tensor(payload[at : at + 4], "float32", ())

@@ -14,13 +14,14 @@ from pathlib import Path
 
 from everystep.core.cadence import retry_seconds
 from everystep.core.census import Census
-from everystep.core.events import Event, Seal
+from everystep.core.events import Edit, Event, Seal
 from everystep.errors import EverystepError, Fenced
 from everystep.format.base import Point
 from everystep.format.entry import frame_head
 from everystep.format.log import LoggedRecord, census_digest
 from everystep.format.slot import pack_events
 from everystep.lane.memory import copy, fresh
+from everystep.lane.sparse import pack_sparse
 from everystep.store.log import LogWriter
 
 log = logging.getLogger(__name__)
@@ -33,7 +34,7 @@ class LogKeeper:
     """Owned by the main thread; `_write` runs in the writer's, one batch at a time."""
 
     def __init__(self, run: Path, census: Census, batch: int) -> None:
-        self._run, self._census, self._batch = run, census_digest(census), batch
+        self._run, self._census, self._batch = run, census, batch
         self._waiting: list[LoggedRecord] = []
         self._bytes = 0
         self._since = 0.0
@@ -63,7 +64,7 @@ class LogKeeper:
         if self._offered is not None and seal.after != self._offered:  # the trainer let steps go
             self._lose(self._offered, seal.after, 0)
         self._offered = seal.step
-        body = _framed(entries)
+        body = framed(entries, self._census)
         if self._bytes + len(body) > _WAITING_BYTES_MAX and self._waiting:
             self._lose(self._waiting[0].after, seal.step, len(self._waiting) + 1)
             self.problem = (
@@ -127,7 +128,7 @@ class LogKeeper:
 
     def _write(self, run_id: str, epoch: int, batch: list[LoggedRecord]) -> None:
         if self._writer is None:
-            self._writer = LogWriter(self._run, run_id, epoch, self._census)
+            self._writer = LogWriter(self._run, run_id, epoch, census_digest(self._census))
         if self._roll:
             self._roll = False
             self._writer.close()
@@ -135,16 +136,23 @@ class LogKeeper:
         self.step, self.time = batch[-1].step, time.time()
 
 
-def _framed(entries: Sequence[tuple[list[Event], memoryview]]) -> memoryview:
-    """A record's entries as a log tail has them, in memory of their own."""
-    heads = [frame_head(*pack_events(events), len(payload)) for events, payload in entries]
-    size = sum(map(len, heads)) + sum(len(payload) for _, payload in entries)
-    room, at = fresh(size), 0
+def framed(entries: Sequence[tuple[list[Event], memoryview]], census: Census) -> memoryview:
+    """A record's entries as a log tail has them, in memory of their own. Payloads that are mostly zeros are
+    stored as their other words, and atoms that only bases keep are left out."""
+    heads: list[bytes] = []
+    payloads: list[memoryview] = []
+    for events, payload in entries:
+        kept = [e for e in events if not (isinstance(e, Edit) and census.atoms[e.atom].lossy)]
+        if packed := pack_sparse(kept, payload, census):
+            kept, payload = [packed[0], *kept], packed[1]
+        heads.append(frame_head(*pack_events(kept), len(payload)))
+        payloads.append(payload)
+    room, at = fresh(sum(map(len, heads)) + sum(map(len, payloads))), 0
     targets = []
-    for head, (_, payload) in zip(heads, entries, strict=True):
+    for head, payload in zip(heads, payloads, strict=True):
         room[at : at + len(head)] = head
         at += len(head)
         targets.append(room[at : at + len(payload)])
         at += len(payload)
-    copy(targets, [payload for _, payload in entries])
+    copy(targets, payloads)
     return room

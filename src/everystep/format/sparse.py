@@ -1,0 +1,80 @@
+"""Payloads that are mostly zeros, as compressed gradients are: which 32-bit words are not zero, and what they
+hold. Bits are kept as they are, so a negative zero and a NaN come back.
+
+Every range of the payload that an event speaks of is cut into blocks of 65536 words. Stored are, one behind
+the other: how many words of each block are not zero (32 bits each), their places in the block (16 bits each,
+filled up to whole words), and the words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from everystep.core.events import Sparse
+from everystep.errors import CorruptData
+
+BLOCK_WORDS = 1 << 16
+_BLOCK_BYTES = 4 * BLOCK_WORDS
+
+Ranges = Sequence[tuple[int, int]]  # start and bytes
+
+
+class SparseWords(NamedTuple):
+    """Views of one memory. Block by block."""
+
+    counts: np.ndarray
+    places: np.ndarray
+    values: np.ndarray
+
+
+def block_counts(ranges: Ranges) -> np.ndarray:
+    """How many blocks each range has."""
+    return np.array([-(-size // _BLOCK_BYTES) for _, size in ranges], np.int64)
+
+
+def block_starts(ranges: Ranges) -> np.ndarray:
+    """The word of the payload that each block begins with."""
+    starts = [np.arange(start, start + size, _BLOCK_BYTES) for start, size in ranges]
+    return np.concatenate([*starts, np.empty(0, np.int64)]).astype(np.int64) // 4
+
+
+def stored_bytes(sparse: Sparse) -> int:
+    return 4 * sparse.blocks + _places_bytes(sparse) + 4 * sparse.words
+
+
+def split(sparse: Sparse, data: memoryview) -> SparseWords:
+    """The three parts of a stored payload, or of memory for one."""
+    if len(data) != stored_bytes(sparse):
+        raise CorruptData(
+            f"sparse payload: {len(data)} bytes, expected {stored_bytes(sparse)} for {sparse.words} words"
+        )
+    middle = 4 * sparse.blocks
+    end = middle + _places_bytes(sparse)
+    return SparseWords(
+        np.frombuffer(data[:middle], np.uint32),
+        np.frombuffer(data[middle:end], np.uint16)[: sparse.words],
+        np.frombuffer(data[end:], np.uint32),
+    )
+
+
+def checked(sparse: Sparse, data: memoryview, ranges: Ranges) -> SparseWords:
+    """What was stored, if it belongs to these ranges."""
+    words = split(sparse, data)
+    if sum(block_counts(ranges)) != sparse.blocks or words.counts.sum() != sparse.words:
+        raise CorruptData("sparse payload: it does not fit the events it came with")
+    return words
+
+
+def expand(sparse: Sparse, data: memoryview, ranges: Ranges) -> memoryview:
+    """The payload as it was; what no event speaks of is zero."""
+    words = checked(sparse, data, ranges)
+    full = np.zeros(-(-sparse.bytes // 4), np.uint32)
+    full[np.repeat(block_starts(ranges), words.counts) + words.places] = words.values
+    return full.data.cast("B")[: sparse.bytes]
+
+
+def _places_bytes(sparse: Sparse) -> int:
+    return -(-2 * sparse.words // 4) * 4

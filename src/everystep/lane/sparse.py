@@ -1,0 +1,61 @@
+"""Finds the words of a payload that are not zero, by several threads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from everystep import native
+from everystep.core.census import Census
+from everystep.core.events import Event, Sparse, used_ranges
+from everystep.format.sparse import BLOCK_WORDS, Ranges, block_counts, split, stored_bytes
+from everystep.lane.memory import COPY_THREADS, address_of, fresh
+
+_WORTH_BYTES = 1 << 16  # smaller payloads are kept as they are
+_SHARE_MAX = 4  # what is not a quarter of the payload's size is not worth it
+_SAMPLED_BLOCKS = 64
+
+
+def pack_sparse(
+    events: Sequence[Event], payload: memoryview, census: Census
+) -> tuple[Sparse, memoryview] | None:
+    """The payload's words that are not zero, if they take much less room than all of them."""
+    if len(payload) < _WORTH_BYTES or native.library() is None:
+        return None
+    ranges = used_ranges(events, census)
+    table = _table(ranges, address_of(payload))
+    counts = _count(table, int(block_counts(ranges).sum()), len(payload))
+    if counts is None:
+        return None
+    sparse = Sparse(len(payload), len(counts), int(counts.sum()))
+    if _SHARE_MAX * stored_bytes(sparse) > len(payload):
+        return None
+    room = fresh(stored_bytes(sparse))
+    words = split(sparse, room)
+    words.counts[:] = counts
+    starts = np.cumsum(counts, dtype=np.int64) - counts
+    native.gather_words(table, starts, words.places, words.values, COPY_THREADS)
+    return sparse, room
+
+
+def _table(ranges: Ranges, address: int) -> np.ndarray:
+    table = np.zeros((len(ranges), 3), np.int64)
+    if ranges:
+        table[:, :2] = ranges
+        table[:, 0] += address
+        blocks = block_counts(ranges)
+        table[:, 2] = np.cumsum(blocks) - blocks
+    return table
+
+
+def _count(table: np.ndarray, blocks: int, payload_bytes: int) -> np.ndarray | None:
+    """Of every block; None if a few of them say that it is not worth it."""
+    counts = np.zeros(blocks, np.uint32)
+    stride = max(1, blocks // _SAMPLED_BLOCKS)
+    native.nonzero_words(table, counts, stride, COPY_THREADS)
+    sampled = min(payload_bytes, 4 * BLOCK_WORDS * len(counts[::stride]))
+    if 6 * _SHARE_MAX * int(counts[::stride].sum()) > 2 * sampled:
+        return None  # dense, whatever the others are like
+    native.nonzero_words(table, counts, 1, COPY_THREADS)
+    return counts

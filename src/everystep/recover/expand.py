@@ -1,0 +1,51 @@
+"""Sparse payloads of a log, made whole where they are needed: on the host, or on the one device that all
+tensors lie on, so that only words that are not zero travel there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from everystep.core.census import Census
+from everystep.core.events import Event, Sparse, used_ranges
+from everystep.format.sparse import Ranges, block_starts, checked, expand
+from everystep.replay.tensors import Payload
+
+_PLACE_MASK = 0xFFFF
+
+
+class Expander:
+    """One after the other: a payload on a device is gone when the next one is asked for."""
+
+    def __init__(self, census: Census, tensors: Sequence[torch.Tensor]) -> None:
+        self._census = census
+        devices = {tensor.device for tensor in tensors}
+        cuda = len(devices) == 1 and next(iter(devices)).type == "cuda"
+        self._device = devices.pop() if cuda else None
+        self._words = torch.empty(0, dtype=torch.int32)
+
+    def payload(self, events: list[Event], stored: memoryview) -> Payload:
+        """What the events' places speak of."""
+        if not events or not isinstance(events[0], Sparse):
+            return stored
+        ranges = used_ranges(events, self._census)
+        if self._device is None:
+            return expand(events[0], stored, ranges)
+        return self._on_device(events[0], stored, ranges, self._device)
+
+    def _on_device(
+        self, sparse: Sparse, stored: memoryview, ranges: Ranges, device: torch.device
+    ) -> torch.Tensor:
+        words = checked(sparse, stored, ranges)
+        size = -(-sparse.bytes // 4)
+        if self._words.numel() < size:
+            self._words = torch.empty(size, dtype=torch.int32, device=device)
+        full = self._words[:size].zero_()
+        starts = torch.from_numpy(block_starts(ranges)).to(device)
+        counts = torch.from_numpy(words.counts.astype(np.int64)).to(device)
+        places = torch.from_numpy(words.places.view(np.int16)).to(device).long() & _PLACE_MASK
+        places += torch.repeat_interleave(starts, counts, output_size=sparse.words)
+        full[places] = torch.from_numpy(words.values.view(np.int32)).to(device)
+        return full.view(torch.uint8)[: sparse.bytes]

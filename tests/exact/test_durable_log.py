@@ -110,9 +110,10 @@ def host(
             on_failure="raise",
         ) as training:
             for step in training.steps(die_at + 1):
-                if step == die_at and not pause:
+                # the base that an attach begins with is written some steps before the end
+                if step in (die_at - 4, die_at) and not pause:
                     deadline = time.monotonic() + 30
-                    while training.status()["durable_step"] != die_at:
+                    while training.status()["durable_step"] != step:
                         assert time.monotonic() < deadline, training.status()
                         time.sleep(0.02)
                 if step == die_at:
@@ -209,7 +210,7 @@ def test_every_step_of_the_log_can_be_restored(logged: Path) -> None:
 @pytest.mark.parametrize("damage", ["cut", "flip", "zeros", "gone", "swapped"])
 def test_the_log_ends_before_what_is_wrong(damage: str, logged: Path) -> None:
     states = states_of(adamw, 12)
-    (path,) = layout.segments(logged, 1)
+    path = layout.segments(logged, 1)[-1]
     data = bytearray(path.read_bytes())
     chance = random.Random(damage)
     for _ in range(4):
@@ -228,7 +229,7 @@ def test_the_log_ends_before_what_is_wrong(damage: str, logged: Path) -> None:
         job = adamw()
         step = everystep.restore(logged, job.model, job.optimizer)
         same(states[step], look(job, whole=False), f"step {step}")
-        assert step == 0 if damage == "gone" else step <= 12
+        assert step == layout.segment_after(path) if damage == "gone" else step <= 12
         if damage in ("cut", "flip", "swapped") and place < len(data) // 2:
             assert step < 12, "it was noticed"
 

@@ -17,7 +17,7 @@ from everystep.core.census import Census
 from everystep.errors import Fenced
 from everystep.format.base import Point
 from everystep.format.log import LoggedRecord, census_digest
-from everystep.store import layout
+from everystep.store import layout, stream
 from everystep.store import log as log_module
 from everystep.store.log import LogReader, LogWriter, drop_old_segments
 from everystep.store.runs import Lineage
@@ -118,12 +118,12 @@ class LogModel(RuleBasedStateMachine):
         def refuse(*_: object, direct: bool) -> None:
             raise full
 
-        write, log_module.write_at = log_module.write_at, refuse  # type: ignore[assignment]
+        write, stream._write_at = stream._write_at, refuse  # type: ignore[assignment]
         try:
             with pytest.raises(OSError):
                 self.writer.append([LoggedRecord(self.step + 1, self.step, memoryview(b"lost"))])
         finally:
-            log_module.write_at = write
+            stream._write_at = write
 
     @property
     def lineage(self) -> Lineage:

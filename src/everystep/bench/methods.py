@@ -47,15 +47,10 @@ class Nothing:
 class Everystep(Nothing):
     """Recording at every step; `every` beyond 1 takes bases without a log."""
 
-    def __init__(self, training: Training, folder: Path, every: int, *, log: bool = True) -> None:
+    def __init__(self, training: Training, folder: Path, every: int, **options: Any) -> None:
+        given = {"durable_every": "1h", "on_failure": "raise", "every": every, **options}
         self._run = everystep.attach(
-            training.model,
-            training.optimizer,
-            run=folder / "run",
-            every=every,
-            log=log,
-            durable_every="1h",
-            on_failure="raise",
+            training.model, training.optimizer, run=folder / "run", **given
         )
         self._run.resume()
         self._before: dict[str, Any] = {}
@@ -72,7 +67,10 @@ class Everystep(Nothing):
         before = self._run.status()
         self._run.close()
         stored = everystep.open_run(self._run.path).steps
-        counted = ("stall_seconds", "device_stall_seconds", "records_let_go", "rebases")
+        counted = (
+            *("stall_seconds", "device_stall_seconds", "records_let_go", "rebases"),
+            *("log_bytes_written", "log_records_let_go"),
+        )
         return {
             **{name: before[name] - self._before[name] for name in counted},
             "lag_steps": before.get("lag_steps"),
@@ -233,6 +231,10 @@ class TorchSnapshot(_Saver):
 METHODS: dict[str, tuple[Callable[[Training, Path, int], Method], str]] = {
     "none": (Nothing, ""),
     "everystep": (Everystep, ""),
+    "everystep-log": (partial(Everystep, durable_log=1), ""),  # every step is on the disk
+    "everystep-log-8": (partial(Everystep, durable_log=8), ""),
+    "fixed-f100-b2": (partial(Everystep, durable_log=2, durable_every=100), ""),  # LowDiff's way
+    "bases-f100": (partial(Everystep, durable_every=100), ""),
     "everystep-state": (partial(Everystep, log=False), ""),  # the state itself: Checkflow's case
     "torch.save": (TorchSave, ""),
     "dcp.save": (DcpSave, ""),
@@ -241,6 +243,7 @@ METHODS: dict[str, tuple[Callable[[Training, Path, int], Method], str]] = {
     "lm-resiliency": (LmResiliency, "lm_resiliency"),
     "torchsnapshot": (TorchSnapshot, "torchsnapshot"),
 }
+LOGS = ("everystep-log", "everystep-log-8", "fixed-f100-b2", "bases-f100")
 
 
 def installed(name: str) -> bool:

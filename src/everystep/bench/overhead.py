@@ -18,9 +18,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+import everystep
 from everystep.bench.clock import Clock
 from everystep.bench.gpt import Training
-from everystep.bench.methods import METHODS, Method, installed
+from everystep.bench.methods import METHODS, Method, Nothing, installed
 from everystep.errors import EverystepError, UsageError
 
 _WARM_UP_STEPS = 3
@@ -43,6 +44,8 @@ class Settings(NamedTuple):
     busy_loader: bool
     patience_seconds: float  # a window ends after this long, however few steps it has seen
     folder: Path | None
+    compression: str = ""  # a method of everystep.compress; "": gradients are left alone
+    ratio: float = 0.01
 
 
 class Window(NamedTuple):
@@ -74,6 +77,11 @@ def overhead(settings: Settings, say: Any) -> dict[str, Any]:
     with _busy_loader(settings.busy_loader):
         for _ in range(_WARM_UP_STEPS):
             training.step()
+        if settings.compression:
+            windows.append(_window("uncompressed", training, settings))
+            everystep.compress(training.optimizer, settings.compression, ratio=settings.ratio)
+            for _ in range(_WARM_UP_STEPS):
+                training.step()
         windows.append(_window("none", training, settings))
         for name in order:
             try:
@@ -91,7 +99,8 @@ def overhead(settings: Settings, say: Any) -> dict[str, Any]:
 def _window(name: str, training: Training, settings: Settings) -> Window:
     parent = str(settings.folder) if settings.folder else None
     with tempfile.TemporaryDirectory(prefix="everystep-bench-", dir=parent) as folder:
-        method = METHODS[name][0](training, Path(folder), settings.every)
+        make = Nothing if name == "uncompressed" else METHODS[name][0]
+        method = make(training, Path(folder), settings.every)
         try:
             return _measured(name, method, training, settings)
         except BaseException:
@@ -220,6 +229,7 @@ def _document(settings: Settings, training: Training, windows: list[Window]) -> 
         "batch": settings.batch,
         "every": settings.every,
         "optimizer": settings.optimizer,
+        "compression": settings.compression,
         "compiled": settings.compiled,
         "busy_loader": settings.busy_loader,
         "device": torch.cuda.get_device_name() if training.device.type == "cuda" else "cpu",

@@ -63,16 +63,32 @@ def bench_overhead(
     busy_loader: Annotated[
         bool, typer.Option("--busy-loader", help="Half the cores are busy.")
     ] = False,
+    compress: Annotated[
+        str, typer.Option(help="Compress gradients: topk, randomk, int8, fp8 or bf16.")
+    ] = "",
+    ratio: Annotated[float, typer.Option(help="The share that topk and randomk keep.")] = 0.01,
     patience: Annotated[float, typer.Option(help="Seconds after which a window ends.")] = 60.0,
     folder: Annotated[Path | None, typer.Option(help="Where checkpoints go.")] = None,
 ) -> None:
     """What a checkpoint every few steps costs: none, ours, and the peers that are installed."""
-    from everystep.bench.methods import METHODS
+    from everystep.bench.methods import LOGS, METHODS
     from everystep.bench.overhead import Settings, overhead
 
-    wanted = tuple(methods.split(",")) if methods else tuple(METHODS)
+    usual = [name for name in METHODS if name not in LOGS]
+    wanted = tuple(methods.split(",") if methods else [*usual, *LOGS] if compress else usual)
     settings = Settings(
-        model, batch, every, steps, optimizer, wanted, compile, busy_loader, patience, folder
+        model,
+        batch,
+        every,
+        steps,
+        optimizer,
+        wanted,
+        compile,
+        busy_loader,
+        patience,
+        folder,
+        compress,
+        ratio,
     )
     with output.refusals(False):
         document = overhead(settings, output.console.print)
@@ -130,6 +146,24 @@ def bench_base(
     from everystep.bench.events import base_cost
 
     _show_event(json, lambda: base_cost(model, batch, optimizer, steps, folder))
+
+
+@bench.command("log")
+def bench_log(
+    model: _Model = "gpt-tiny",
+    batch: _Batch = 8,
+    optimizer: _Optimizer = "adamw-fused",
+    steps: Annotated[int, typer.Option(help="That are logged, and redone.")] = 100,
+    compress: Annotated[str, typer.Option(help="How gradients are compressed; - : not.")] = "topk",
+    ratio: Annotated[float, typer.Option(help="The share that topk and randomk keep.")] = 0.01,
+    folder: _Folder = None,
+    json: output.Json = False,
+) -> None:
+    """How large a log is, how fast it is written, and what redoing it takes against training again."""
+    from everystep.bench.log_cost import log_cost
+
+    method = "" if compress == "-" else compress
+    _show_event(json, lambda: log_cost(model, batch, optimizer, steps, method, ratio, folder))
 
 
 @bench.command("pause")

@@ -18,7 +18,7 @@ import torch
 from everystep.device.pages import lock_pages, unlock_pages
 from everystep.lane.memory import fresh, move
 
-_HALF_BYTES = 16 << 20  # locking memory is slow, so there is little of it
+_HALF_BYTES = 32 << 20  # locking memory is slow, so there is little of it
 
 
 class _Part(NamedTuple):
@@ -37,8 +37,8 @@ class _Halves:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._cuda = device.type == "cuda"
-        # nothing else runs yet, and most of the work is to map pages that no one here has touched
-        self._threads = len(os.sched_getaffinity(0))
+        # memory is at its limit with fewer threads than there are cores
+        self._threads = max(1, 3 * len(os.sched_getaffinity(0)) // 4)
         self._memory = torch.frombuffer(fresh(2 * _HALF_BYTES), dtype=torch.uint8)
         if self._cuda:
             lock_pages(self._memory)

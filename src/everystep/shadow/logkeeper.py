@@ -14,7 +14,7 @@ from pathlib import Path
 
 from everystep.core.cadence import retry_seconds
 from everystep.core.census import Census
-from everystep.core.events import Edit, Event, Seal
+from everystep.core.events import Edit, Event, Rebase, Seal
 from everystep.errors import EverystepError, Fenced
 from everystep.format.base import Point
 from everystep.format.entry import frame_head
@@ -64,6 +64,9 @@ class LogKeeper:
         if self._offered is not None and seal.after != self._offered:  # the trainer let steps go
             self._lose(self._offered, seal.after, 0)
         self._offered = seal.step
+        if _is_base(entries, self._census):
+            self._lose(seal.after, seal.step, 0)  # written as a base, and only once
+            return
         body = framed(entries, self._census)
         if self._bytes + len(body) > _WAITING_BYTES_MAX and self._waiting:
             self._lose(self._waiting[0].after, seal.step, len(self._waiting) + 1)
@@ -134,6 +137,14 @@ class LogKeeper:
             self._writer.close()
         self.bytes_written += self._writer.append(batch)
         self.step, self.time = batch[-1].step, time.time()
+
+
+def _is_base(entries: Sequence[tuple[list[Event], memoryview]], census: Census) -> bool:
+    """Whether a record brings most of the state anew."""
+    events = [event for events, _ in entries for event in events]
+    based = {atom for e in events if isinstance(e, Rebase) for atom in e.atoms}
+    total = sum(atom.bytes for atom in census.atoms)
+    return 2 * sum(census.atoms[atom].bytes for atom in based) > total
 
 
 def framed(entries: Sequence[tuple[list[Event], memoryview]], census: Census) -> memoryview:

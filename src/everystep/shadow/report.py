@@ -55,6 +55,7 @@ def describe_store(persister: Persister, log: LogKeeper | None) -> dict[str, Any
         "based_step": state.durable.step if state.durable else None,
         "durable_bytes": total,
         "log_records_let_go": log.let_go if log else 0,
+        "log_bytes_written": log.bytes_written if log else 0,
         "durable_write_bytes_per_second": state.write_bytes_per_second,
         "durable_bytes_per_day": total * _DAY_SECONDS / elapsed,
         "writing": persister.busy,

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import mmap
-import os
 from collections.abc import Sequence
 from itertools import zip_longest
 from pathlib import Path
@@ -13,7 +11,6 @@ from everystep.core.census import Census
 from everystep.errors import CorruptData, StoreError
 from everystep.format.base import Point
 from everystep.format.log import (
-    BLOCK_BYTES,
     Chain,
     LoggedRecord,
     SegmentHeader,
@@ -26,10 +23,9 @@ from everystep.store import layout
 from everystep.store.commit import crash_point, make_dirs, sync_dir
 from everystep.store.mapped import map_file
 from everystep.store.runs import Lineage, check_fence
-from everystep.store.stream import open_direct, write_at
+from everystep.store.stream import StreamWriter
 
 _SEGMENT_BYTES = 1 << 30  # a new one is begun behind it
-_BUFFER_BYTES_MIN = 1 << 20
 
 
 class LogWriter:
@@ -38,70 +34,65 @@ class LogWriter:
     def __init__(self, run: Path, run_id: str, epoch: int, census: int) -> None:
         self._run, self._run_id, self._epoch, self._census = run, run_id, epoch, census
         self._path: Path | None = None
-        self._fd, self._direct = -1, False
+        self._stream: StreamWriter | None = None
         self._chain: Chain | None = None
-        self._at = 0
-        self._buffer = memoryview(b"")
+        self._counts = False  # whether anything in the segment does
 
     def append(self, records: Sequence[LoggedRecord]) -> int:
-        """One write and one sync for all of them; returns how many bytes it took. When it raises, nothing of
-        them counts, and the next batch begins a new segment."""
+        """One sync for all of them; returns how many bytes it took. When it raises, nothing of them counts,
+        and the next batch begins a new segment."""
         check_fence(self._run, self._epoch)
         try:
-            if self._fd < 0 or self._at >= _SEGMENT_BYTES:
-                self._begin(records[0].after)
-            size = self._fill(records)
+            stream = self._stream
+            if stream is None or stream.bytes >= _SEGMENT_BYTES:
+                stream = self._begin(records[0].after)
+            before = stream.bytes
+            self._fill(stream, records)
             crash_point("log_filled")
-            self._direct = write_at(self._fd, self._buffer[:size], self._at, direct=self._direct)
+            stream.drain()
             crash_point("log_written")
-            os.fdatasync(self._fd)
+            stream.sync()
             crash_point("log_synced")
         except OSError:
-            if self._path is not None and self._at <= BLOCK_BYTES:  # nothing in it ever counted
-                self._path.unlink(missing_ok=True)
-            self.close()
+            self._give_up()
             raise
-        self._at += size
-        return size
+        self._counts = True
+        return stream.bytes - before
 
-    def _begin(self, after: int) -> None:
+    def _begin(self, after: int) -> StreamWriter:
         self.close()
         header = SegmentHeader(self._run_id, self._epoch, after, self._census)
         folder = layout.log_dir(self._run, self._epoch)
         make_dirs(folder, below=self._run)
         before = layout.segments(self._run, self._epoch)
         number = layout.segment_number(before[-1]) + 1 if before else 1
-        path = self._path = folder / layout.segment_name(number, after)
-        self._fd, self._direct = open_direct(path)
-        self._room(BLOCK_BYTES)
-        self._buffer[:BLOCK_BYTES] = pack_segment_header(header)
-        self._direct = write_at(self._fd, self._buffer[:BLOCK_BYTES], 0, direct=self._direct)
-        os.fsync(self._fd)
+        self._path = folder / layout.segment_name(number, after)
+        stream = self._stream = StreamWriter(self._path)
+        stream.append(memoryview(pack_segment_header(header)))
+        stream.drain()
+        stream.sync()
         sync_dir(folder)
-        self._chain, self._at = Chain(header), BLOCK_BYTES
+        self._chain = Chain(header)
+        return stream
 
-    def _fill(self, records: Sequence[LoggedRecord]) -> int:
+    def _fill(self, stream: StreamWriter, records: Sequence[LoggedRecord]) -> None:
         assert self._chain is not None
-        heads = [self._chain.head(r.step, r.after, r.body) for r in records]
-        used = sum(len(head) + len(r.body) for head, r in zip(heads, records, strict=True))
-        size = -(-used // BLOCK_BYTES) * BLOCK_BYTES
-        self._room(size)
-        at = 0
-        for head, record in zip(heads, records, strict=True):
-            for part in (head, record.body):
-                self._buffer[at : at + len(part)] = part
-                at += len(part)
-        self._buffer[at:size] = bytes(size - at)
-        return size
+        for record in records:
+            stream.append(memoryview(self._chain.head(record.step, record.after, record.body)))
+            stream.append(record.body)
 
-    def _room(self, size: int) -> None:
-        if len(self._buffer) < size:  # mapped memory is aligned, as direct writes want it
-            self._buffer = memoryview(mmap.mmap(-1, max(size, _BUFFER_BYTES_MIN)))
+    def _give_up(self) -> None:
+        """The segment ends here; if nothing in it ever counted, it goes."""
+        path, counts = self._path, self._counts
+        with contextlib.suppress(OSError):
+            self.close()
+        if path is not None and not counts:
+            path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-        self._fd, self._path, self._chain, self._at = -1, None, None, 0
+        if self._stream is not None:
+            self._stream.close()
+        self._stream, self._path, self._chain, self._counts = None, None, None, False
 
 
 class LogReader:

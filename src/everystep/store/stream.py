@@ -17,7 +17,7 @@ from pathlib import Path
 BUFFER_BYTES = 16 << 20  # `everystep bench copy` measures which size a disk likes
 DEPTH = 4  # buffers: one is filled, two are written, one waits, so that the disk never does
 _WRITERS = 2
-_BLOCK_BYTES = 4096
+BLOCK_BYTES = 4096
 _REFUSED = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP)
 
 
@@ -27,7 +27,7 @@ class StreamWriter:
     def __init__(self, path: Path, *, buffer_bytes: int = BUFFER_BYTES, depth: int = DEPTH) -> None:
         # memory first: what may be refused must not leave a descriptor behind
         self._free = deque(memoryview(mmap.mmap(-1, buffer_bytes)) for _ in range(depth))
-        self._fd, self.direct = open_direct(path)
+        self._fd, self.direct = _open_direct(path)
         self._writing: deque[tuple[Future[None], memoryview]] = deque()
         self._thread = ThreadPoolExecutor(_WRITERS, "everystep-write")
         self._current, self._filled = self._free.popleft(), 0
@@ -44,31 +44,38 @@ class StreamWriter:
             if self._filled == len(self._current):
                 self._submit()
 
-    def finish(self) -> None:
-        """Everything is on the disk when this returns."""
+    def drain(self) -> None:
+        """Everything was written when this returns, filled up with zeros to a whole block; not synced yet."""
+        self.append(memoryview(bytes(-self.bytes % BLOCK_BYTES)))
         if self._filled:
-            padded = -(-self._filled // _BLOCK_BYTES) * _BLOCK_BYTES
-            self._current[self._filled : padded] = bytes(padded - self._filled)
-            self._filled = padded
-            self._submit(last=True)
+            self._submit()
         while self._writing:
             self._await_oldest()
-        os.ftruncate(self._fd, self.bytes)
+
+    def sync(self) -> None:
+        """Everything that was drained is on the disk when this returns."""
+        os.fdatasync(self._fd)
+
+    def finish(self) -> None:
+        """Everything is on the disk when this returns, and nothing behind it."""
+        size = self.bytes
+        self.drain()
+        self.bytes = size
+        os.ftruncate(self._fd, size)
         os.fsync(self._fd)
 
     def close(self) -> None:
         self._thread.shutdown()
         os.close(self._fd)
 
-    def _submit(self, *, last: bool = False) -> None:
+    def _submit(self) -> None:
         job = self._thread.submit(self._write, self._current[: self._filled], self._written)
         self._writing.append((job, self._current))
         self._written += self._filled
         self._filled = 0
-        if not last:
-            if not self._free:
-                self._await_oldest()
-            self._current = self._free.popleft()
+        if not self._free:
+            self._await_oldest()
+        self._current = self._free.popleft()
 
     def _await_oldest(self) -> None:
         job, buffer = self._writing.popleft()
@@ -76,11 +83,11 @@ class StreamWriter:
         job.result()
 
     def _write(self, data: memoryview, at: int) -> None:
-        if not write_at(self._fd, data, at, direct=self.direct):
+        if not _write_at(self._fd, data, at, direct=self.direct):
             self.direct = False
 
 
-def write_at(fd: int, data: memoryview, at: int, *, direct: bool) -> bool:
+def _write_at(fd: int, data: memoryview, at: int, *, direct: bool) -> bool:
     """All of it; returns whether it still goes past the page cache. `direct` is as it was when this was
     asked for: another thread may be refused at the same time."""
     while len(data):
@@ -92,7 +99,7 @@ def write_at(fd: int, data: memoryview, at: int, *, direct: bool) -> bool:
             direct = _go_buffered(fd)
             continue
         data, at = data[count:], at + count
-        if direct and len(data) % _BLOCK_BYTES:
+        if direct and len(data) % BLOCK_BYTES:
             direct = _go_buffered(fd)  # a short write left the grid
     return direct
 
@@ -103,7 +110,7 @@ def _go_buffered(fd: int) -> bool:
     return False
 
 
-def open_direct(path: Path) -> tuple[int, bool]:
+def _open_direct(path: Path) -> tuple[int, bool]:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
         return os.open(path, flags | os.O_DIRECT, 0o644), True

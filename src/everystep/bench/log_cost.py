@@ -1,0 +1,148 @@
+"""What a durable log costs and brings: its size, how fast it is written, and how long redoing it takes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import everystep
+from everystep.bench.clock import timed
+from everystep.bench.gpt import Training
+from everystep.bench.links import disk
+from everystep.core.census import Census
+from everystep.format.log import LoggedRecord, census_digest
+from everystep.store import layout
+from everystep.store.log import LogWriter
+from everystep.store.runs import claim_epoch
+
+_DISK_BYTES = 2 << 30
+_RECORD_BYTES = 128 << 20
+_BATCH = 4
+_WAIT_SECONDS = 120.0
+
+
+def log_cost(
+    model: str,
+    batch: int,
+    optimizer: str,
+    steps: int,
+    compression: str,
+    ratio: float,
+    folder: Path | None,
+) -> dict[str, Any]:
+    parent = str(folder) if folder else None
+    training = Training(model, batch, optimizer, compiled=False)
+    if compression:
+        everystep.compress(training.optimizer, compression, ratio=ratio)
+    with tempfile.TemporaryDirectory(prefix="everystep-bench-", dir=parent) as place:
+        run = Path(place) / "run"
+        trained = _train(training, run, steps)
+        found = {"model": model, "compression": compression or "none", **trained}
+        found |= _redo(training, run, steps)
+        found["redo_is_faster"] = found["trained_seconds"] / found["redo_seconds"]
+        best = disk(Path(place), _DISK_BYTES)["best"]
+        rate = _write_rate(Path(place) / "written")
+        return {
+            **found,
+            "log_write_bytes_per_second": rate,
+            "disk_bytes_per_second": best,
+            "write_share_percent": 100 * rate / best,
+        }
+
+
+def _train(training: Training, run: Path, steps: int) -> dict[str, Any]:
+    """A base, then so many steps that only the log holds; the shadow is killed, so that no base follows."""
+    for _ in range(3):
+        training.step()
+    seconds = timed(training.device.type == "cuda", training.step, lambda n: n < 10)
+    attached = everystep.attach(
+        training.model,
+        training.optimizer,
+        run=run,
+        durable_log=1,
+        durable_every="1h",
+        on_lag="wait",
+        on_failure="raise",
+    )
+    attached.resume()
+    attached.flush()
+    before = attached.status()
+    start = attached.step
+    for _ in range(steps):
+        training.step()
+        attached.seal()
+    deadline = time.monotonic() + _WAIT_SECONDS
+    while (status := attached.status())["durable_step"] != start + steps:
+        if time.monotonic() > deadline:
+            raise everystep.EverystepError(f"bench log: the log ends at {status['durable_step']}")
+        time.sleep(0.05)
+    os.kill(status["pid"], signal.SIGKILL)
+    written = sum(path.stat().st_size for path in layout.segments(run, status["epoch"]))
+    state = sum(t.nbytes for t in _state(training))
+    return {
+        "steps": steps,
+        "iteration_seconds": statistics.mean(seconds),
+        "trained_seconds": statistics.mean(seconds) * steps,
+        "state_bytes": state,
+        "log_bytes_per_step": (status["log_bytes_written"] - before["log_bytes_written"]) / steps,
+        "log_bytes": written,
+        "state_is_larger": state
+        * steps
+        / (status["log_bytes_written"] - before["log_bytes_written"]),
+    }
+
+
+def _redo(training: Training, run: Path, steps: int) -> dict[str, Any]:
+    """Loading the base, and what the log takes on top of that."""
+    expected = [t.clone() for t in _state(training)]
+    base = everystep.open_run(run).steps[-1]
+    seconds = {}
+    for what, step in (("cold", base), ("warm", base), ("all", None)):
+        for tensor in _state(training):
+            tensor.zero_()
+        began = time.perf_counter()
+        reached = everystep.restore(run, training.model, training.optimizer, step=step)
+        if training.device.type == "cuda":
+            torch.cuda.synchronize()
+        seconds[what] = time.perf_counter() - began
+    pairs = zip(expected, _state(training), strict=True)
+    state = sum(t.nbytes for t in expected)
+    return {
+        "base_step": base,
+        "reached_step": reached,
+        "bit_identical": all(torch.equal(a, b) for a, b in pairs),
+        "base_load_seconds": seconds["cold"],
+        "base_load_bytes_per_second": state / seconds["cold"],
+        "redo_seconds": seconds["all"] - seconds["warm"],
+        "redo_seconds_per_step": (seconds["all"] - seconds["warm"]) / steps,
+    }
+
+
+def _state(training: Training) -> list[torch.Tensor]:
+    optimizer = training.optimizer
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    slots = [v for p in parameters for _, v in sorted(optimizer.state[p].items())]
+    tensors = [*training.model.state_dict().values(), *slots]
+    return [t.detach() for t in tensors if torch.is_tensor(t)]
+
+
+def _write_rate(run: Path) -> float:
+    """Batches of large records, as a dense log has them."""
+    manifest = claim_epoch(run, None)
+    census = census_digest(Census((), (), "exact"))
+    writer = LogWriter(run, manifest.run_id, manifest.epoch, census)
+    body = memoryview(os.urandom(1 << 20) * (_RECORD_BYTES >> 20))
+    count = _DISK_BYTES // _RECORD_BYTES
+    began = time.perf_counter()
+    for first in range(0, count, _BATCH):
+        writer.append([LoggedRecord(s + 1, s, body) for s in range(first, first + _BATCH)])
+    seconds = time.perf_counter() - began
+    writer.close()
+    return count * _RECORD_BYTES / seconds

@@ -143,7 +143,7 @@ class RankWatch:
         """Digests of what moves, on their way to the host."""
         specs = self._live.census.optimizers
         atoms = {atom: None for spec in specs for atom in spec.atoms}
-        found = by_device(self._live, atoms, range(len(specs)))
+        found = by_device(self._live, list(atoms), range(len(specs)))
         keys: list[Key] = []
         parts = []
         for own in found.values():

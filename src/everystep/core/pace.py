@@ -59,11 +59,21 @@ def early_pays(stall_seconds: float, *, steps: int, hooks: int) -> bool:
     return stall_seconds > steps * hooks * _HOOK_SECONDS > 0
 
 
+FINGERPRINT_SHARES_MAX = 32
+_PRINTS_APART = 16
+
+
 def fingerprint_every(cost_seconds: float, step_seconds: float) -> int:
     """Steps from one digest of the whole state to the next, so that they take their share of the time."""
     allowed = step_seconds * _FINGERPRINT_SHARE
     wanted = math.ceil(cost_seconds / allowed) if allowed > 0 else _FINGERPRINT_EVERY_MIN
     return min(max(wanted, _FINGERPRINT_EVERY_MIN), _FINGERPRINT_EVERY_MAX)
+
+
+def fingerprint_shares(every: int) -> int:
+    """In how many parts the whole state is digested, one at a time: all of it at once would be a step that
+    takes longer than others. Records with digests are redone one by one, so they do not follow closely."""
+    return min(max(every // _PRINTS_APART, 1), FINGERPRINT_SHARES_MAX)
 
 
 def steps_left(bytes_left: int, slice_bytes: int) -> int:

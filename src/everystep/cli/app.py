@@ -100,6 +100,26 @@ def list_steps(run: RunPath, json: Json = False) -> None:
 
 
 @app.command()
+def restore(
+    run: RunPath,
+    step: Annotated[int, typer.Option(help="Any step between the oldest base and the newest.")],
+    json: Json = False,
+) -> None:
+    """Have the next attach begin at this step; what comes behind it no longer counts."""
+    from everystep.cli.restore import restore_to
+
+    with output.refusals(json):
+        document = restore_to(run.absolute(), step)
+
+    def render() -> Iterator[Any]:
+        logged = document["redone_from_the_log"]
+        more = f", {logged} of its steps redone from the log" if logged else ""
+        yield f"[bold]step {step}[/bold]: the next attach goes on from it{more}"
+
+    output.show(document, json, render)
+
+
+@app.command()
 def bisect(
     run: RunPath,
     metric: Annotated[

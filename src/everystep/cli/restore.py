@@ -1,0 +1,56 @@
+"""`everystep restore`: where the next attach begins. Nothing is copied: an epoch is claimed that goes on from
+that step, and what was written behind it no longer counts."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+from typing import Any
+
+from everystep.errors import EverystepError, RunBusy, StepUnavailable
+from everystep.lane.control import AskRetire, ask
+from everystep.lane.runtime import ShadowCard, TrainerLock, is_alive, read_card, runtime_dir
+from everystep.recover.find import find_newest
+from everystep.store.runs import claim_epoch
+
+_LEAVE_SECONDS = 30.0
+
+
+def restore_to(run: Path, step: int) -> dict[str, Any]:
+    """Refused while somebody trains; a shadow that waits for its trainer goes, with what it holds."""
+    folder = runtime_dir(str(run))
+    lock = TrainerLock(folder, str(run))
+    try:
+        found, _ = find_newest(run, None, step)
+        if found is None:
+            raise StepUnavailable(
+                f"restore {run} to step {step}: its base is damaged",
+                hint="everystep verify lists the steps that are left",
+            )
+        card = read_card(folder)
+        if card is not None and is_alive(card):
+            _dismiss(card, run)
+        manifest = claim_epoch(run, found.point)
+        return {
+            "run": str(run),
+            "step": found.point.step,
+            "epoch": manifest.epoch,
+            "redone_from_the_log": len(found.log),
+            "problems": found.problems,
+        }
+    finally:
+        lock.close()
+
+
+def _dismiss(card: ShadowCard, run: Path) -> None:
+    with contextlib.suppress(EverystepError):  # it may be gone before it has answered
+        ask(card.control, AskRetire(), timeout_seconds=_LEAVE_SECONDS)
+    deadline = time.monotonic() + _LEAVE_SECONDS
+    while is_alive(card):
+        if time.monotonic() > deadline:
+            raise RunBusy(
+                f"restore {run}: its shadow {card.pid} does not go",
+                hint=f"look at its log, or end it: kill {card.pid}",
+            )
+        time.sleep(0.02)

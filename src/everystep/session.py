@@ -33,6 +33,7 @@ from everystep.recover.load import (
     same_atoms,
 )
 from everystep.recover.upload import Uploads
+from everystep.store.tags import check_tag_name, set_tag
 
 log = logging.getLogger("everystep")
 
@@ -203,6 +204,7 @@ class Run:
         self._user_state.check(found.session.state)
         recorder.versions = self._timed("load", load_point, found, live, self.path, optimizers=True)
         self._user_state.restore(found.session.state)
+        self._user_state.metric = found.session.metric
         self._rng_to_restore = found.session.rng
         recorder.step, recorder.point = found.point.step, found.point
         self._resumed_from = found.source
@@ -270,6 +272,18 @@ class Run:
                     hint="training goes on; everystep status tells when the store has healed",
                 )
         return self.step
+
+    def report(self, value: float) -> None:
+        """Tell how good the model is now; `keep_best` goes by it, and bases carry it from here on."""
+        self._user_state.metric = float(value)
+
+    def tag(self, name: str) -> int:
+        """Make the newest sealed step durable and pin it: no retention rule removes its base."""
+        check_tag_name(name)
+        step = self.flush()
+        if self._recorder is not None:
+            set_tag(self.path, name, step)
+        return step
 
     def status(self) -> dict[str, Any]:
         """The same document as `everystep status`, with the trainer's own figures."""

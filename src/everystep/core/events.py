@@ -68,6 +68,7 @@ class Seal(msgspec.Struct, frozen=True, tag="seal", array_like=True, gc=False):
     state: bytes
     groups: tuple[bytes, ...]
     time_ns: int
+    metric: float | None = None  # what the user reported last
 
 
 Event = Edit | SlotValues | Rebase | Call | Fingerprints | Seal

@@ -12,6 +12,7 @@ import msgspec
 
 from everystep.core.cadence import retry_seconds
 from everystep.core.census import Census
+from everystep.core.retention import Rules
 from everystep.errors import EverystepError, Fenced
 from everystep.format.base import BaseEntry, BaseIndex, Point
 from everystep.format.log import census_digest
@@ -40,10 +41,10 @@ class PersistState(msgspec.Struct):
 class Persister:
     """Owned by the main thread; `_write` runs in the writer's thread, one at a time."""
 
-    def __init__(self, run: Path, continues: Point | None, keep_last: int) -> None:
+    def __init__(self, run: Path, continues: Point | None, rules: Rules) -> None:
         self._run = run
         self._continues = continues
-        self._keep_last = keep_last
+        self._rules = rules
         self._writer: EpochWriter | None = None
         self._thread: threading.Thread | None = None
         self.started = time.monotonic()
@@ -123,7 +124,7 @@ class Persister:
 
     def _claim(self) -> None:
         if self._writer is None:
-            self._writer = EpochWriter(self._run, self._continues, self._keep_last)
+            self._writer = EpochWriter(self._run, self._continues, self._rules)
             newest = self._writer.previous
             self.state = msgspec.structs.replace(
                 self.state,

@@ -50,7 +50,6 @@ class Shadow:
         self.opening = opening
         self.options = Options(
             durable_every=opening.durable_every,
-            keep_last=opening.keep_last,
             idle_exit=opening.idle_exit,
             arena_dir=opening.arena_dir,
         )
@@ -68,7 +67,7 @@ class Shadow:
         self.intake = Intake(opening.census, ring, self.replica, empty)
         self._tail_memory: SharedMemory | None = None
         self._take_over()
-        self.persister = Persister(Path(opening.run), opening.continues, opening.keep_last)
+        self.persister = Persister(Path(opening.run), opening.continues, opening.rules)
         self.keeper = Keeper(self.options, self.intake, self.persister)
         self.log = (
             LogKeeper(Path(opening.run), opening.census, opening.durable_log)

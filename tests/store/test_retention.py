@@ -8,20 +8,22 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from everystep.core.census import Atom, Census, Mode, OptimizerSpec
+from everystep.core.events import Seal
 from everystep.core.retention import Rules
 from everystep.errors import CorruptData, StepUnavailable, UsageError
-from everystep.format.base import Point, SessionValues
+from everystep.format.base import Manifest, Point, SessionValues, after_seal
 from everystep.recover.find import find_newest
 from everystep.store import layout
 from everystep.store.bases import BaseReader, Snapshot, SnapshotTensor, read_index
 from everystep.store.epoch import EpochWriter
-from everystep.store.retention import unreferenced
+from everystep.store.retention import plan_retention, unreferenced
 from everystep.store.runs import Candidate, read_lineage, read_manifest
 from everystep.store.tags import read_tags, remove_tag, set_tag
 from everystep.store.verify import verify_run
@@ -181,6 +183,28 @@ def test_a_tag_leads_to_a_base_that_was_rewound_over(tmp_path: Path) -> None:
     pinned = read_tags(run)["before"]
     assert pinned.point == Point(1, 2)
     check(run, pinned, 0)
+    report = verify_run(run)
+    assert report.problems == [] and report.valid == [4]
+    (layout.base_dir(run, 1, 2) / layout.SESSION).write_bytes(b"rotten")
+    report = verify_run(run)
+    assert layout.SESSION in report.problems[0] and report.valid == [4]
+
+
+def test_a_tag_that_comes_while_others_are_removed(tmp_path: Path) -> None:
+    """Decided before it came, carried out after it: the base stays. Too late is said to be too late."""
+    run = tmp_path / "run"
+    writer = EpochWriter(run, None, Rules(1))
+    for step in (1, 2, 3):
+        writer.commit(snapshot(step))
+    lineage = read_lineage(run)
+    plan = plan_retention(run, lineage, Rules(1))
+    assert [c.entry.step for c in plan.drop] == [2, 1]
+    set_tag(run, "late", 1)
+    writer.carry_out(lineage, plan)
+    check(run, read_tags(run)["late"], 0)
+    with pytest.raises(StepUnavailable, match="step 2"):
+        set_tag(run, "later", 2)
+    assert set(read_tags(run)) == {"late"}
 
 
 def test_a_damaged_tag_stops_retention_and_nothing_else(tmp_path: Path) -> None:
@@ -193,7 +217,8 @@ def test_a_damaged_tag_stops_retention_and_nothing_else(tmp_path: Path) -> None:
     writer.commit(snapshot(2))
     with pytest.raises(CorruptData, match="precious"):
         writer.retain()
-    assert verify_run(run).valid == [2, 1]
+    report = verify_run(run)
+    assert report.valid == [2, 1] and "precious" in report.problems[0]
     remove_tag(run, "precious")
     writer.retain()
     assert verify_run(run).valid == [2]
@@ -243,3 +268,19 @@ def test_what_is_gone_does_not_come_back_with_a_rewind(tmp_path: Path) -> None:
     EpochWriter(run, Point(1, 2), Rules(2))
     assert [c.point for c in read_lineage(run).candidates] == [Point(1, 2)]
     assert verify_run(run).problems == []
+
+
+def test_documents_from_before_there_were_rules_are_read() -> None:
+    """What older stores lack has a default: seals, session values, entries, manifests, a census."""
+    old_seal = msgspec.msgpack.encode(["seal", 7, 6, b"rng", b"", [b"groups"], 99])
+    seal = msgspec.msgpack.decode(old_seal, type=Seal)
+    session = {"step": 6, "rng": b"", "state": b"s", "groups": [b""], "values": []}
+    before = msgspec.convert(session, SessionValues)
+    assert after_seal(before, seal) == SessionValues(7, b"rng", b"s", (b"groups",), (), None)
+    entry = {"step": 7, "digest": "d", "new_bytes": 1, "total_bytes": 1, "time": 0.5}
+    manifest = msgspec.convert(
+        {"run_id": "r", "epoch": 1, "continues": None, "host": "h", "pid": 1, "bases": [entry]},
+        Manifest,
+    )
+    assert manifest.bases[0].metric is None and not manifest.slimmed and manifest.rules == Rules()
+    assert msgspec.convert({"atoms": [], "optimizers": [], "exactness": "exact"}, Census)

@@ -37,7 +37,7 @@ class Options:
     on_failure: Literal["warn", "raise"] = "warn"
     """A failure of everystep during training degrades loudly, or raises in the trainer."""
     keep_last: int = 3
-    """How many bases stay in the store (what a kept base refers to stays too)."""
+    """How many of the last bases stay (what a kept base refers to stays too), with the log behind them."""
     keep_every: int = 0
     """The first base of every so many steps stays for good; 0: none does."""
     keep_hourly: int = 0

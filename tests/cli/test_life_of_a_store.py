@@ -204,6 +204,9 @@ def test_prune_does_not_touch_a_run_that_is_written(tmp_path: Path) -> None:
         code, refusal = command("prune", path, "--keep-last", "1")
         assert code == 2 and refusal["kind"] == "RunBusy" and "writes it" in refusal["error"]
         assert command("prune", path, "--keep-last", "1", "--dry-run")[0] == 0
+        ahead = run.status()["disk_forecast"]
+        assert ahead["base_bytes"] > 0 and ahead["bytes_per_day"] > 0 and not ahead["warning"]
+        assert command("status", path)[1]["disk_forecast"]["base_bytes"] > 0
         assert run.status()["health"] == "ok"
     assert steps(path)[-1] == 3 and len(steps(path)) > 1
     newest = newest_manifest(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import signal
 import subprocess
 import sys
 import tempfile
@@ -20,6 +21,7 @@ from safetensors.torch import load_file, load_model
 import everystep
 from everystep.recover.diff import widen
 from everystep.replay.tensors import raw_bytes
+from everystep.store.retention import unreferenced
 from everystep.store.runs import newest_manifest, write_manifest
 
 
@@ -166,6 +168,22 @@ def test_prune_shows_then_does(tmp_path: Path) -> None:
     fresh = build(9)
     assert everystep.restore(path, *fresh) == 7
     same(model.state_dict(), fresh[0].state_dict())
+
+
+@pytest.mark.parametrize("point", ["manifest_synced", "manifest_renamed", "old_bases_half_removed"])
+def test_prune_killed_in_the_middle_is_done_by_the_next(
+    tmp_path: Path, point: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run"
+    train(path, 3, keep_last=100)
+    words = [sys.executable, "-m", "everystep", "prune", str(path), "--keep-last", "1"]
+    with monkeypatch.context() as patched:
+        patched.setenv("EVERYSTEP_CRASH_AT", point)
+        assert subprocess.run(words, check=False).returncode == -signal.SIGKILL
+    assert steps(path)[-1] == 3 and command("verify", path)[1]["ok"]
+    assert subprocess.run(words, capture_output=True, check=False).returncode == 0
+    assert steps(path) == [3] and unreferenced(path, everystep.open_run(path).bases) == []
+    assert command("verify", path)[1]["ok"] and everystep.restore(path, *build(9)) == 3
 
 
 def test_prune_leaves_the_log_behind_the_newest_base(tmp_path: Path) -> None:

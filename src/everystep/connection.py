@@ -11,6 +11,7 @@ from pathlib import Path
 
 from everystep.core.census import Census
 from everystep.core.geometry import Geometry, replica_bytes, ring_geometry
+from everystep.core.retention import rules_of
 from everystep.core.survival import Facts, survival
 from everystep.errors import NotEnoughMemory
 from everystep.format.base import Point
@@ -111,7 +112,7 @@ def connect(
             survival=verdict,
             durable_every=options.durable_every,
             durable_log=options.durable_log,
-            keep_last=options.keep_last,
+            rules=rules_of(options),
             idle_exit=options.idle_exit,
             arena_dir=options.arena_dir,
         )

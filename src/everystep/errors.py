@@ -4,7 +4,7 @@
     ├── UsageError (also ValueError)   OptionsError, UnsupportedState, ModelMismatch, RunBusy
     ├── CaptureError                   CaptureTooLarge
     ├── LaneError                      LaneTimeout, NotEnoughMemory, ShadowLost
-    ├── StoreError                     NotARun, CorruptData, UnknownVersion, Fenced
+    ├── StoreError                     NotARun, CorruptData, UnknownVersion, Fenced, NotEnoughDisk
     └── RecoveryError                  NothingToRecover, StepUnavailable
 
 A message names the operation, the object, what was found and what was expected; the remedy goes into
@@ -92,6 +92,10 @@ class UnknownVersion(StoreError):
 
 class Fenced(StoreError):
     """A newer epoch owns the run; this one may commit nothing more."""
+
+
+class NotEnoughDisk(StoreError):
+    """Not even one base fits where the run is to be written."""
 
 
 class RecoveryError(EverystepError):

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from everystep.errors import OptionsError
 
 _UNITS_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_BEST = re.compile(r"([1-9]\d*)\s+(lowest|highest)")
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd])")
 
 
@@ -39,7 +40,17 @@ class Options:
     on_failure: Literal["warn", "raise"] = "warn"
     """A failure of everystep during training degrades loudly, or raises in the trainer."""
     keep_last: int = 3
-    """How many bases stay in the store (what a kept base refers to stays too)."""
+    """How many of the last bases stay (what a kept base refers to stays too), with the log behind them."""
+    keep_every: int = 0
+    """The first base of every so many steps stays for good; 0: none does."""
+    keep_hourly: int = 0
+    """The first base of an hour stays, for so many hours that have one."""
+    keep_daily: int = 0
+    """The first base of a day stays, for so many days that have one."""
+    keep_best: str = ""
+    """So many bases stay by what `run.report` told: "3 lowest" or "3 highest"."""
+    keep_slots: int = 0
+    """Optimizer slots stay with so many of the last bases, weights with all that are kept; 0: with all."""
     idle_exit: str = "1h"
     """How long a shadow without a trainer keeps serving before it goes away."""
     arena_dir: str | None = None
@@ -64,6 +75,12 @@ class Options:
         duration_seconds("idle_exit", self.idle_exit)
         if self.keep_last < 1:
             raise OptionsError(f"option keep_last: {self.keep_last}, expected >= 1")
+        for name in ("keep_every", "keep_hourly", "keep_daily", "keep_slots"):
+            count = getattr(self, name)
+            if not isinstance(count, int) or count < 0:
+                raise OptionsError(f"option {name}: {count!r}, expected a number >= 0")
+        if self.keep_best:
+            best_of(self.keep_best)
 
 
 def resolve(given: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Options:
@@ -105,6 +122,17 @@ def duration_seconds(name: str, text: str) -> float:
             f"option {name}: {text!r} is not a duration", hint='write "30s", "10m" or "2h"'
         )
     return float(match[1]) * _UNITS_SECONDS[match[2]]
+
+
+def best_of(text: str) -> tuple[int, bool]:
+    """'3 lowest' as how many, and whether small is good."""
+    match = _BEST.fullmatch(text.strip()) if isinstance(text, str) else None
+    if match is None:
+        raise OptionsError(
+            f"option keep_best: {text!r} does not say how many, and which are good",
+            hint='write "3 lowest" for a loss, "3 highest" for an accuracy',
+        )
+    return int(match[1]), match[2] == "lowest"
 
 
 def _steps_or_duration(name: str, value: str | int) -> None:

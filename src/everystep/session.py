@@ -11,12 +11,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+import msgspec
 import torch
 
 from everystep.capture.census import LiveCensus, Models, Optimizers, take_census
 from everystep.capture.rng import restore_rng
 from everystep.capture.state import UserState
 from everystep.core.census import Mode
+from everystep.core.forecast import check_fits
 from everystep.core.status import summary
 from everystep.errors import EverystepError, NothingToRecover, RunBusy, UsageError
 from everystep.lane.control import AskFlush, AskLeave, AskStatus
@@ -33,6 +35,8 @@ from everystep.recover.load import (
     same_atoms,
 )
 from everystep.recover.upload import Uploads
+from everystep.shadow.outlook import look_ahead
+from everystep.store.tags import check_tag_name, set_tag
 
 log = logging.getLogger("everystep")
 
@@ -135,6 +139,8 @@ class Run:
         options: Options,
     ) -> None:
         self.path = path
+        self._options = options
+        self._disk_forecast: dict[str, Any] = {}
         self._step_when_disabled = 0
         self._recorder: Recorder | None = None
         self._lock: TrainerLock | None = None
@@ -162,6 +168,7 @@ class Run:
         recorder.versions = [0] * len(live.tensors)
         exact = recorder.options.residuals == "exact"
         found, card = self._timed("find", find_newest, self.path, folder, exact=exact)
+        self._look_ahead(live, resumes=found is not None)
         if found is None:
             self._timed("connect", recorder.connect, live, predecessor=card)
             return
@@ -190,6 +197,16 @@ class Run:
             found.census.why,
         )
 
+    def _look_ahead(self, live: LiveCensus, *, resumes: bool) -> None:
+        """Warn if the disk will not last. Where nothing could be lost yet, refuse one that is too small."""
+        with contextlib.suppress(OSError):  # a disk that does not answer is the shadow's business
+            ahead = look_ahead(self.path, live.census, self._options)
+            if not resumes:
+                check_fits(str(self.path), live.census, ahead.free_bytes)
+            self._disk_forecast = msgspec.to_builtins(ahead)
+            if ahead.warning:
+                warnings.warn(f"everystep: {self.path}: {ahead.warning}", stacklevel=5)
+
     def _timed(self, phase: str, work: Callable[..., _T], *args: Any, **kwargs: Any) -> _T:
         """How long attach takes, and for what, is part of the status."""
         began = time.perf_counter()
@@ -204,6 +221,7 @@ class Run:
         self._user_state.check(found.session.state)
         recorder.versions = self._timed("load", load_point, found, live, self.path, optimizers=True)
         self._user_state.restore(found.session.state)
+        self._user_state.metric = found.session.metric
         self._rng_to_restore = found.session.rng
         recorder.step, recorder.point = found.point.step, found.point
         self._resumed_from = found.source
@@ -272,6 +290,18 @@ class Run:
                 )
         return self.step
 
+    def report(self, value: float) -> None:
+        """Tell how good the model is now; `keep_best` goes by it, and bases carry it from here on."""
+        self._user_state.metric = float(value)
+
+    def tag(self, name: str) -> int:
+        """Make the newest sealed step durable and pin it: no retention rule removes its base."""
+        check_tag_name(name)
+        step = self.flush()
+        if self._recorder is not None:
+            set_tag(self.path, name, step)
+        return step
+
     def status(self) -> dict[str, Any]:
         """The same document as `everystep status`, with the trainer's own figures."""
         recorder = self._recorder
@@ -293,6 +323,7 @@ class Run:
         document |= {
             "mode": mode,
             "mode_why": why,
+            "disk_forecast": document.get("disk_forecast") or self._disk_forecast,
             "lag_steps": None if at is None else self.step - at,
             "resumed_from": self._resumed_from,
             "attach_seconds": self._attach_seconds,

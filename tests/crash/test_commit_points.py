@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from everystep.core.retention import Rules
 from everystep.errors import Fenced
 from everystep.format.log import census_digest
 from everystep.recover.find import find_newest
@@ -123,7 +124,7 @@ def test_killed_while_the_log_is_written(point: str, tmp_path: Path) -> None:
 
 def test_zombie_commits_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = tmp_path / "run"
-    zombie = EpochWriter(run, None, 2)
+    zombie = EpochWriter(run, None, Rules(2))
     zombie.commit(snapshot(1))
     owner = continue_run(run, 2)
     with pytest.raises(Fenced, match="epoch 2 owns the run"):
@@ -142,12 +143,14 @@ def test_zombie_commits_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_zombie_stays_out_when_a_manifest_is_lost(tmp_path: Path) -> None:
     """Epochs 1 <- 2 <- 3, and 1 went on as a zombie: losing 2's manifest must not let it in."""
     run = tmp_path / "run"
-    first = EpochWriter(run, None, 5)
+    first = EpochWriter(run, None, Rules(5))
     first.commit(snapshot(1))
     first.commit(snapshot(8))
-    second = EpochWriter(run, Point(1, 1), 5)  # rewound to step 1: the base at 8 no longer counts
+    second = EpochWriter(
+        run, Point(1, Rules(1)), 5
+    )  # rewound to step 1: the base at 8 no longer counts
     second.commit(snapshot(10))
-    EpochWriter(run, Point(2, 10), 5)
+    EpochWriter(run, Point(2, 10), Rules(5))
     (run / "epochs/000002/manifest.json").write_bytes(b"torn")
     assert Point(1, 8) not in [c.point for c in read_lineage(run).candidates]
 

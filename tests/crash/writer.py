@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 from everystep.core.census import Atom, Census, Mode, OptimizerSpec
+from everystep.core.retention import Rules
 from everystep.format.base import SessionValues
 from everystep.store.bases import Snapshot, SnapshotTensor
 from everystep.store.epoch import EpochWriter
@@ -48,7 +49,7 @@ def snapshot(step: int) -> Snapshot:
 def continue_run(run: Path, keep_last: int) -> EpochWriter:
     known = run.is_dir() and identify(run)[0] is not None
     newest = read_lineage(run).candidates if known else []
-    return EpochWriter(run, newest[0].point if newest else None, keep_last)
+    return EpochWriter(run, newest[0].point if newest else None, Rules(keep_last))
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ import pytest
 
 import everystep
 from everystep import connection
-from everystep.errors import NotEnoughMemory
+from everystep.errors import NotEnoughDisk, NotEnoughMemory
 from everystep.lane.host import read_facts
 
 from .traces import adam, bits, leaves_nothing, model, shadows, train_step
@@ -88,10 +88,24 @@ def check_heals(training: Training, mend: Callable[[], object], reason: str) -> 
     training.run.close()
 
 
+def test_disk_that_no_base_fits_on(disk: Path, runtime: Path) -> None:
+    """Before training there is nothing to lose: the call is refused, with figures."""
+    net = model(20_000)
+    with (
+        leaves_nothing(runtime, disk / "run", net),
+        pytest.raises(NotEnoughDisk, match=r"MiB at least, .* free") as caught,
+    ):
+        everystep.attach(net, adam(net), run=disk / "run")
+    assert "prune" in (caught.value.hint or "")
+
+
 def test_full_disk_from_the_start(disk: Path) -> None:
+    """A base might just fit, going by its tensors, and does not."""
     ballast = disk / "ballast"
     with ballast.open("wb") as file, pytest.raises(OSError, match="No space"):
         file.write(bytes(2 << 20))
+    with ballast.open("r+b") as file:
+        file.truncate(ballast.stat().st_size - 8192)
     training = Training(disk / "run", durable_every=3, on_lag="wait")
     check_heals(training, ballast.unlink, "No space left")
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from everystep.core.census import Atom, Census, Mode, OptimizerSpec
 from everystep.core.events import Edit
+from everystep.core.retention import Rules
 from everystep.format.base import CHUNK_BYTES, SessionValues
 from everystep.format.entry import frame_entry
 from everystep.format.slot import pack_events
@@ -55,8 +56,8 @@ def tail_of(step: int) -> bytes:
 
 def build(run: Path, size: int) -> None:
     """Epoch 1 holds step 1; epoch 2 continues it with 2 and 3, each referring to the one before."""
-    EpochWriter(run, None, 5).commit(snapshot(1, size))
-    writer = EpochWriter(run, Point(1, 1), 5)
+    EpochWriter(run, None, Rules(5)).commit(snapshot(1, size))
+    writer = EpochWriter(run, Point(1, 1), Rules(5))
     writer.commit(snapshot(2, size))
     writer.commit(snapshot(3, size))
 

@@ -12,6 +12,7 @@ import pytest
 from everystep.core.census import Atom, Census, Mode, OptimizerSpec
 from everystep.core.events import Call, Edit, Event, Fingerprints, Rebase, Seal
 from everystep.core.geometry import SLOT_HEADER_BYTES, Geometry
+from everystep.core.retention import Rules
 from everystep.errors import StoreError
 from everystep.format.base import SessionValues
 from everystep.format.slot import FLAG_GAP, FLAG_SEALED, pack_events
@@ -73,7 +74,7 @@ class Bench:
         empty = SessionValues(0, b"", b"", (), ())
         self.intake = Intake(CENSUS, RingReader(memory, GEOMETRY), replica, empty)
         self.intake.advances[0] = Copies()
-        self.persister = Persister(run, None, 3)
+        self.persister = Persister(run, None, Rules())
         self.keeper = Keeper(Options(durable_every=1), self.intake, self.persister)
         self.persister.claim()
         seal = Seal(1, 0, b"rng", b"", (), 0)

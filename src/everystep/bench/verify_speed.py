@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from everystep.core.census import Atom, Census
+from everystep.core.retention import Rules
 from everystep.errors import EverystepError
 from everystep.format.base import SessionValues
 from everystep.store.bases import Snapshot, SnapshotTensor
@@ -24,7 +25,7 @@ def verify_speed(size: int) -> dict[str, Any]:
     """Write a store of `size` bytes, then run `everystep verify` on it in a process of its own."""
     with tempfile.TemporaryDirectory(prefix="everystep-bench-") as folder:
         run = Path(folder) / "run"
-        EpochWriter(run, None, keep_last=1).commit(_snapshot(size))
+        EpochWriter(run, None, Rules(1)).commit(_snapshot(size))
         command = [
             sys.executable,
             "-X",

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import torch
 
-from everystep.capture.names import logical_names
+from everystep.capture.names import logical_names, walk
 from everystep.compression.compressor import residuals_of
 from everystep.core.census import Atom, Census, Mode, OptimizerSpec
 from everystep.errors import UsageError
@@ -99,7 +99,7 @@ def take_census(models: Models, optimizers: Optimizers, *, log: bool = True) -> 
     specs = [_optimizer_spec(key, live, atom_of, log) for key, live in named.items()]
     specs, powers = _with_twins(specs, list(named.values()))
     exactness, why = _exactness(specs, tensors)
-    census = Census(tuple(atoms), tuple(specs), exactness, why)
+    census = Census(tuple(atoms), tuple(specs), exactness, why, _not_persistent(models))
     moved = {atom for spec in specs for atom in spec.atoms}
     homes = {a: home for a, home in _homes(models, atom_of).items() if a not in moved}
     given = tuple(models.values()) if isinstance(models, Mapping) else (models,)
@@ -167,6 +167,16 @@ def _homes(models: Models, atom_of: dict[int, int]) -> dict[int, tuple[torch.nn.
         for name, tensor in (*module._parameters.items(), *module._buffers.items())
         if tensor is not None
     }
+
+
+def _not_persistent(models: Models) -> tuple[str, ...]:
+    named = dict(models) if isinstance(models, Mapping) else {"": models}
+    return tuple(
+        (f"{key}." if key else "") + logical + name
+        for key, model in named.items()
+        for logical, module in walk(model)
+        for name in sorted(module._non_persistent_buffers_set)
+    )
 
 
 def _refuse_collisions(names: list[list[str]]) -> None:

@@ -27,6 +27,12 @@ def logical_names(model: torch.nn.Module) -> dict[str, str]:
     return names
 
 
+def walk(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    """Every module with the logical prefix of its tensors."""
+    for _, logical, module in _walk(model, "", ""):
+        yield logical, module
+
+
 def _walk(
     module: torch.nn.Module, path: str, logical: str
 ) -> Iterator[tuple[str, str, torch.nn.Module]]:

@@ -17,6 +17,7 @@ class UserState:
 
     def __init__(self, members: Mapping[str, Any] | None) -> None:
         self.members = dict(members or {})
+        self.metric: float | None = None  # what the user reported last
         self.seconds_total = 0.0
         self.seconds_max = 0.0
         for name, member in self.members.items():

@@ -268,6 +268,7 @@ class Tap:
             state=state if state != self._last_state else b"",
             groups=tuple(changed),
             time_ns=time.time_ns(),
+            metric=self._user_state.metric,
         )
         size = len(rng) + len(seal.state) + sum(map(len, groups))
         self.outbox.room(0, size)

@@ -13,10 +13,15 @@ from everystep import __version__
 from everystep.cli import output
 from everystep.cli.bench import bench
 from everystep.cli.doctor import examine
+from everystep.cli.prune import prune
 from everystep.cli.selfcheck import selfcheck
+from everystep.cli.states import diff, export, tag
 from everystep.cli.status import run_status
+from everystep.format.base import Point
+from everystep.store.bases import read_index
 from everystep.store.bisect import first_bad_step, metric_of
 from everystep.store.reader import open_run
+from everystep.store.tags import tags_by_point
 
 app = typer.Typer(
     help="Every training step is a checkpoint. Exit codes: 0 well, 1 something is wrong, 2 refused.",
@@ -67,22 +72,34 @@ def list_steps(run: RunPath, json: Json = False) -> None:
     """The retained steps of a run."""
     with output.refusals(json):
         stored = open_run(run)
-    bases = [
+        names = tags_by_point(stored.tags)
+    bases: list[dict[str, Any]] = [
         {
             "step": base.entry.step,
             "epoch": base.epoch,
             "time": base.entry.time,
             "total_bytes": base.entry.total_bytes,
             "new_bytes": base.entry.new_bytes,
+            "metric": base.entry.metric,
+            "tags": names.pop(base.point, ()),
+            "weights_only": base.weights_only,
         }
         for base in stored.bases
     ]
-    document = {"run": str(stored.path), "run_id": stored.run_id, "bases": bases}
+    rewound: list[dict[str, Any]] = [  # pinned bases that the run was rewound over
+        {"step": point.step, "epoch": point.epoch, "tags": tags} for point, tags in names.items()
+    ]
+    document = {
+        "run": str(stored.path),
+        "run_id": stored.run_id,
+        "bases": bases,
+        "pinned_elsewhere": rewound,
+    }
 
     def render() -> Iterator[Any]:
         yield output.columns(
             str(stored.path),
-            ("step", "epoch", "written", "size", "new bytes"),
+            ("step", "epoch", "written", "size", "new bytes", "metric", "tags"),
             (
                 (
                     b["step"],
@@ -90,10 +107,14 @@ def list_steps(run: RunPath, json: Json = False) -> None:
                     time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(b["time"])),
                     output.size(b["total_bytes"]),
                     output.size(b["new_bytes"]),
+                    "" if b["metric"] is None else f"{b['metric']:g}",
+                    " ".join((*b["tags"], *["(weights only)"] * b["weights_only"])),
                 )
                 for b in bases
             ),
         )
+        for b in rewound:
+            yield f"{' '.join(b['tags'])}: step {b['step']} of epoch {b['epoch']}, rewound over"
 
     output.show({**document, "problems": stored.problems}, json, render)
     raise typer.Exit(output.PROBLEM if stored.problems else 0)
@@ -149,13 +170,16 @@ def bisect(
 def inspect(
     run: RunPath,
     step: Annotated[
-        int | None, typer.Argument(help="A retained step; the newest if absent.")
+        str | None, typer.Argument(help="A retained step or a tag; the newest if absent.")
     ] = None,
     json: Json = False,
 ) -> None:
     """What a base holds: atoms, optimizers, files."""
     with output.refusals(json):
-        index = open_run(run).index(step)
+        stored = open_run(run)
+        found = stored.find(step) if step is not None else None
+        index = stored.index() if found is None else read_index(stored.path, found)
+        tags = [n for n, c in stored.tags.items() if c.point == Point(index.epoch, index.step)]
     slots: dict[int, list[str]] = {}
     for tensor in index.tensors:
         if tensor.slot:
@@ -176,6 +200,7 @@ def inspect(
     document = {
         "step": index.step,
         "epoch": index.epoch,
+        "tags": tags,
         "exactness": index.census.exactness,
         "log_steps": index.tail_steps,
         "optimizers": [
@@ -187,7 +212,7 @@ def inspect(
     }
 
     def render() -> Iterator[Any]:
-        yield f"step {index.step}, epoch {index.epoch}, {index.census.exactness}"
+        yield f"step {index.step}, epoch {index.epoch}, {index.census.exactness} {' '.join(tags)}"
         yield output.columns(
             "",
             ("atom", "type", "shape", "changed at", "slots"),
@@ -273,7 +298,8 @@ def demo(
 
 
 app.add_typer(bench, name="bench")
-app.command()(selfcheck)
+for command in (selfcheck, tag, prune, diff, export):
+    app.command()(command)
 
 
 def main() -> None:

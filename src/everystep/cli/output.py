@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
 from rich.table import Table
 
+from everystep.core.sizes import size as size  # commands say output.size
 from everystep.errors import EverystepError
 
 PROBLEM, REFUSED = 1, 2
@@ -79,12 +80,3 @@ def byte_progress(label: str, as_json: bool) -> Iterator[Callable[[int, int], No
     with bar:
         task = bar.add_task(label, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
-
-
-def size(count: float) -> str:
-    """Bytes for people."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"

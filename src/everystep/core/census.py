@@ -63,6 +63,7 @@ class Census(msgspec.Struct, frozen=True):
     optimizers: tuple[OptimizerSpec, ...]
     exactness: str  # exact | bounded | lossy
     why: str = ""
+    not_persistent: tuple[str, ...] = ()  # buffers that the model's own state_dict leaves out
 
 
 class GradientLayout(NamedTuple):

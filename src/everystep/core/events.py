@@ -70,6 +70,15 @@ class Sparse(msgspec.Struct, frozen=True, tag="sparse", array_like=True, gc=Fals
     words: int
 
 
+class Planes(msgspec.Struct, frozen=True, tag="planes", array_like=True, gc=False):
+    """Only in logs, first in its entry: the payload of `bytes` bytes is stored as byte planes of elements of
+    `width` bytes, in compressed chunks of these sizes (`format.planes`)."""
+
+    bytes: int
+    width: int
+    sizes: tuple[int, ...]
+
+
 class Seal(msgspec.Struct, frozen=True, tag="seal", array_like=True, gc=False):
     """The end of step `step`. An empty `state` or group means: as in the record before."""
 
@@ -79,9 +88,10 @@ class Seal(msgspec.Struct, frozen=True, tag="seal", array_like=True, gc=False):
     state: bytes
     groups: tuple[bytes, ...]
     time_ns: int
+    metric: float | None = None  # what the user reported last
 
 
-Event = Edit | SlotValues | Rebase | Call | Fingerprints | Sparse | Seal
+Event = Edit | SlotValues | Rebase | Call | Fingerprints | Sparse | Planes | Seal
 
 
 def used_ranges(events: Iterable[Event], census: Census) -> list[tuple[int, int]]:

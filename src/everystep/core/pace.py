@@ -59,6 +59,8 @@ def early_pays(stall_seconds: float, *, steps: int, hooks: int) -> bool:
     return stall_seconds > steps * hooks * _HOOK_SECONDS > 0
 
 
+_PLANES_RATIO_MIN = 1.2
+_PLANES_SHARE_MAX = 0.25  # of a step's time, beside redoing it
 FINGERPRINT_SHARES_MAX = 32
 _PRINTS_APART = 16
 
@@ -74,6 +76,11 @@ def fingerprint_shares(every: int) -> int:
     """In how many parts the whole state is digested, one at a time: all of it at once would be a step that
     takes longer than others. Records with digests are redone one by one, so they do not follow closely."""
     return min(max(every // _PRINTS_APART, 1), FINGERPRINT_SHARES_MAX)
+
+
+def planes_pay(ratio: float, *, pack_seconds: float, step_seconds: float) -> bool:
+    """Whether a log should be compressed: it becomes much smaller, and there is time for it."""
+    return ratio >= _PLANES_RATIO_MIN and pack_seconds <= _PLANES_SHARE_MAX * step_seconds
 
 
 def steps_left(bytes_left: int, slice_bytes: int) -> int:

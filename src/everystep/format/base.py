@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 
 import msgspec
 
 from everystep.core.census import Census
 from everystep.core.dtypes import ELEMENT_TYPES
 from everystep.core.events import Seal
+from everystep.core.retention import Rules
 
 CHUNK_BYTES = 1 << 20
+_NOTHING: Mapping[str, str] = {}
 
 
 class RunDocument(msgspec.Struct, frozen=True):
@@ -33,6 +36,16 @@ class BaseEntry(msgspec.Struct, frozen=True):
     new_bytes: int
     total_bytes: int
     time: float
+    metric: float | None = None  # what the user had reported last
+
+
+class Tag(msgspec.Struct, frozen=True):
+    """A name that pins a base. It repeats what a manifest says of the base, so that it leads there also after
+    the run was rewound to an earlier step."""
+
+    name: str
+    epoch: int
+    base: BaseEntry
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -46,6 +59,8 @@ class Manifest(msgspec.Struct, frozen=True):
     bases: tuple[BaseEntry, ...] = ()
     ancestors: tuple[Point, ...] = ()  # what `continues` continues, and so on back
     dropped: tuple[Point, ...] = ()  # bases of earlier epochs that retention has removed
+    slimmed: tuple[Point, ...] = ()  # bases of any epoch of which only the weights are left
+    rules: Rules = Rules()  # what this writer keeps
 
 
 class StoredFile(msgspec.Struct, frozen=True):
@@ -90,6 +105,7 @@ class SessionValues(msgspec.Struct, frozen=True):
     state: bytes
     groups: tuple[bytes, ...]
     values: tuple[tuple[int, int, bytes], ...]  # atom, optimizer, encoded slot values
+    metric: float | None = None
 
 
 def after_seal(session: SessionValues, seal: Seal) -> SessionValues:
@@ -98,16 +114,34 @@ def after_seal(session: SessionValues, seal: Seal) -> SessionValues:
         new or (session.groups[i] if i < len(session.groups) else b"")
         for i, new in enumerate(seal.groups)
     )
-    return SessionValues(seal.step, seal.rng, seal.state or session.state, groups, session.values)
+    state = seal.state or session.state
+    return SessionValues(seal.step, seal.rng, state, groups, session.values, seal.metric)
 
 
-def safetensors_header(tensors: list[tuple[str, str, tuple[int, ...], int]]) -> bytes:
+def without_slots(index: BaseIndex) -> BaseIndex:
+    """What is left of a base whose optimizer slots were removed."""
+    tensors = [t for t in index.tensors if not t.slot]
+    used = sorted({index.session, *(t.file for t in tensors)})
+    renumbered = {old: new for new, old in enumerate(used)}
+    return msgspec.structs.replace(
+        index,
+        files=tuple(index.files[i] for i in used),
+        tensors=tuple(msgspec.structs.replace(t, file=renumbered[t.file]) for t in tensors),
+        session=renumbered[index.session],
+    )
+
+
+def safetensors_header(
+    tensors: list[tuple[str, str, tuple[int, ...], int]], metadata: Mapping[str, str] = _NOTHING
+) -> bytes:
     """Header of a safetensors file with tensors (name, dtype, shape, bytes) laid out in order.
 
     Written by hand because the data behind it is streamed and checksummed on its way to the disk.
     """
     cursor = 0
-    header: dict[str, object] = {"__metadata__": {"format": "pt", "writer": "everystep"}}
+    header: dict[str, object] = {
+        "__metadata__": {"format": "pt", "writer": "everystep", **metadata}
+    }
     for name, dtype, shape, size in tensors:
         code = ELEMENT_TYPES[dtype].code
         header[name] = {"dtype": code, "shape": shape, "data_offsets": [cursor, cursor + size]}

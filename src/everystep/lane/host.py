@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import select
+import shutil
 from pathlib import Path
 
 from everystep.core.survival import Facts
@@ -32,6 +33,12 @@ def read_facts() -> Facts:
         shm_free_bytes=shm.f_bavail * shm.f_frsize if shm else 0,
         shm_total_bytes=shm.f_blocks * shm.f_frsize if shm else 0,
     )
+
+
+def disk_free_bytes(path: Path) -> int:
+    """Free where this path is, or will be made."""
+    folder = next(folder for folder in (path, *path.parents) if folder.is_dir())
+    return shutil.disk_usage(folder).free
 
 
 def process_start(pid: int) -> int:

@@ -1,4 +1,4 @@
-"""Sparse payloads of a log, made whole where they are needed: on the host, or on the one device that all
+"""Packed payloads of a log, made whole where they are needed: on the host, or on the one device that all
 tensors lie on, so that only words that are not zero travel there."""
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ import numpy as np
 import torch
 
 from everystep.core.census import Census
-from everystep.core.events import Event, Sparse, used_ranges
+from everystep.core.events import Event, Planes, Sparse, used_ranges
+from everystep.format.planes import unpack_planes
 from everystep.format.sparse import Ranges, block_starts, checked, expand
+from everystep.lane.memory import COPY_THREADS
 from everystep.replay.tensors import Payload
 
 _PLACE_MASK = 0xFFFF
@@ -28,12 +30,15 @@ class Expander:
 
     def payload(self, events: list[Event], stored: memoryview) -> Payload:
         """What the events' places speak of."""
-        if not events or not isinstance(events[0], Sparse):
+        first = events[0] if events else None
+        if isinstance(first, Planes):
+            return unpack_planes(first, stored, COPY_THREADS)
+        if not isinstance(first, Sparse):
             return stored
         ranges = used_ranges(events, self._census)
         if self._device is None:
-            return expand(events[0], stored, ranges)
-        return self._on_device(events[0], stored, ranges, self._device)
+            return expand(first, stored, ranges)
+        return self._on_device(first, stored, ranges, self._device)
 
     def _on_device(
         self, sparse: Sparse, stored: memoryview, ranges: Ranges, device: torch.device

@@ -161,7 +161,8 @@ def _from_store(
 ) -> Found | None:
     """The newest base whose every byte is right, and what the log holds behind it; damaged ones are named and
     passed over. A step that is wanted may lie in the log."""
-    wanted = [c for c in lineage.candidates if step is None or c.entry.step <= step]
+    whole = [c for c in lineage.candidates if not c.weights_only]
+    wanted = [c for c in whole if step is None or c.entry.step <= step]
     for candidate in wanted:
         try:
             reader = BaseReader(run, read_index(run, candidate))
@@ -184,8 +185,13 @@ def _from_store(
                     f'those of step {candidate.entry.step} (residuals="exact" resumes there instead)'
                 )
             return _found_base(reader, session, behind, problems)
-    if step is not None and all(c.entry.step != step for c in lineage.candidates):
-        kept = sorted({c.entry.step for c in lineage.candidates})
+    if step is not None and all(c.entry.step != step for c in whole):
+        kept = sorted({c.entry.step for c in whole})
+        if any(c.entry.step == step for c in lineage.candidates):
+            raise StepUnavailable(
+                f"step {step} of {run}: only its weights are retained, not its optimizer slots",
+                hint=f"everystep export gives the weights; whole are bases of steps {kept or 'none'}",
+            )
         raise StepUnavailable(
             f"step {step} of {run}: not retained",
             hint=f"retained are bases of steps {kept or 'none'}, and what the log holds behind them",

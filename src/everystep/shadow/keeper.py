@@ -45,7 +45,7 @@ class Keeper:
     def holds_still(self) -> bool:
         """The writer reads the replica itself: nothing may change until it is done."""
         filling = self._aside is not None and not self._aside.filled
-        return self._persister.busy and (filling or self._writes_in_place)
+        return self._persister.reads_snapshot and (filling or self._writes_in_place)
 
     def part(self) -> bool:
         """The replica is about to be given up: have it written; True once its memory may change."""

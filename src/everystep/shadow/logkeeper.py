@@ -14,14 +14,11 @@ from pathlib import Path
 
 from everystep.core.cadence import retry_seconds
 from everystep.core.census import Census
-from everystep.core.events import Edit, Event, Rebase, Seal
+from everystep.core.events import Event, Rebase, Seal
 from everystep.errors import EverystepError, Fenced
 from everystep.format.base import Point
-from everystep.format.entry import frame_head
 from everystep.format.log import LoggedRecord, census_digest
-from everystep.format.slot import pack_events
-from everystep.lane.memory import copy, fresh
-from everystep.lane.sparse import pack_sparse
+from everystep.shadow.logcodec import LogCodec
 from everystep.store.log import LogWriter
 
 log = logging.getLogger(__name__)
@@ -35,6 +32,7 @@ class LogKeeper:
 
     def __init__(self, run: Path, census: Census, batch: int) -> None:
         self._run, self._census, self._batch = run, census, batch
+        self.codec = LogCodec(census)
         self._waiting: list[LoggedRecord] = []
         self._bytes = 0
         self._since = 0.0
@@ -67,7 +65,7 @@ class LogKeeper:
         if _is_base(entries, self._census):
             self._lose(seal.after, seal.step, 0)  # written as a base, and only once
             return
-        body = framed(entries, self._census)
+        body = self.codec.framed(entries)
         if self._bytes + len(body) > _WAITING_BYTES_MAX and self._waiting:
             self._lose(self._waiting[0].after, seal.step, len(self._waiting) + 1)
             self.problem = (
@@ -145,25 +143,3 @@ def _is_base(entries: Sequence[tuple[list[Event], memoryview]], census: Census) 
     based = {atom for e in events if isinstance(e, Rebase) for atom in e.atoms}
     total = sum(atom.bytes for atom in census.atoms)
     return 2 * sum(census.atoms[atom].bytes for atom in based) > total
-
-
-def framed(entries: Sequence[tuple[list[Event], memoryview]], census: Census) -> memoryview:
-    """A record's entries as a log tail has them, in memory of their own. Payloads that are mostly zeros are
-    stored as their other words, and atoms that only bases keep are left out."""
-    heads: list[bytes] = []
-    payloads: list[memoryview] = []
-    for events, payload in entries:
-        kept = [e for e in events if not (isinstance(e, Edit) and census.atoms[e.atom].lossy)]
-        if packed := pack_sparse(kept, payload, census):
-            kept, payload = [packed[0], *kept], packed[1]
-        heads.append(frame_head(*pack_events(kept), len(payload)))
-        payloads.append(payload)
-    room, at = fresh(sum(map(len, heads)) + sum(map(len, payloads))), 0
-    targets = []
-    for head, payload in zip(heads, payloads, strict=True):
-        room[at : at + len(head)] = head
-        at += len(head)
-        targets.append(room[at : at + len(payload)])
-        at += len(payload)
-    copy(targets, payloads)
-    return room

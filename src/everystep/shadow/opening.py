@@ -6,6 +6,7 @@ import msgspec
 
 from everystep.core.census import Census
 from everystep.core.geometry import Geometry
+from everystep.core.retention import Rules
 from everystep.core.survival import Survival
 from everystep.format.base import Point
 from everystep.lane.control import Holding
@@ -33,6 +34,6 @@ class Opening(msgspec.Struct, frozen=True):
     survival: Survival
     durable_every: str | int
     durable_log: int
-    keep_last: int
+    rules: Rules
     idle_exit: str
     arena_dir: str | None

@@ -12,9 +12,11 @@ import msgspec
 
 from everystep.core.cadence import retry_seconds
 from everystep.core.census import Census
+from everystep.core.retention import Rules
 from everystep.errors import EverystepError, Fenced
 from everystep.format.base import BaseEntry, BaseIndex, Point
 from everystep.format.log import census_digest
+from everystep.shadow.outlook import Outlook
 from everystep.store.bases import Snapshot, SnapshotTensor
 from everystep.store.epoch import EpochWriter
 from everystep.store.runs import read_lineage
@@ -40,22 +42,29 @@ class PersistState(msgspec.Struct):
 class Persister:
     """Owned by the main thread; `_write` runs in the writer's thread, one at a time."""
 
-    def __init__(self, run: Path, continues: Point | None, keep_last: int) -> None:
+    def __init__(self, run: Path, continues: Point | None, rules: Rules) -> None:
         self._run = run
         self._continues = continues
-        self._keep_last = keep_last
+        self._rules = rules
         self._writer: EpochWriter | None = None
         self._thread: threading.Thread | None = None
+        self._landed = False
         self.started = time.monotonic()
         self._versions_of: BaseIndex | None = None
         self._looked_at: BaseIndex | None = None
         self._fits = False
         self._versions: dict[int, int] = {}
+        self.outlook: Outlook | None = None
         self.state = _state_of_store(run, continues)
 
     @property
     def busy(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
+
+    @property
+    def reads_snapshot(self) -> bool:
+        """Until the base counts; reading it back and removing others needs the snapshot no more."""
+        return self.busy and not self._landed
 
     @property
     def idle(self) -> bool:
@@ -88,6 +97,7 @@ class Persister:
     def start(self, snapshot: Snapshot, before: Callable[[], None] | None = None) -> None:
         """Write beside the main thread, once `before` has made the snapshot what it should be. Nobody may
         change its bytes until that is done."""
+        self._landed = False
         self._thread = threading.Thread(
             target=self._guarded, args=(self._prepare_and_write, snapshot, before), daemon=True
         )
@@ -123,7 +133,7 @@ class Persister:
 
     def _claim(self) -> None:
         if self._writer is None:
-            self._writer = EpochWriter(self._run, self._continues, self._keep_last)
+            self._writer = EpochWriter(self._run, self._continues, self._rules)
             newest = self._writer.previous
             self.state = msgspec.structs.replace(
                 self.state,
@@ -152,7 +162,10 @@ class Persister:
             failures=0,
             problem="",
         )
+        self._landed = True
         self._writer.retain()
+        if self.outlook is not None:
+            self.outlook.after(entry)
 
     def _guarded(self, work: object, *args: object) -> None:
         """The boundary: a store that fails becomes a visible state and is tried again."""

@@ -13,6 +13,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from everystep.core.census import Mode
 from everystep.errors import EverystepError
 from everystep.format.base import SessionValues
@@ -28,6 +30,7 @@ from everystep.shadow.intake import Intake
 from everystep.shadow.keeper import Keeper
 from everystep.shadow.logkeeper import LogKeeper
 from everystep.shadow.opening import Opening
+from everystep.shadow.outlook import Outlook
 from everystep.shadow.persist import Persister
 from everystep.shadow.replica import Replica
 from everystep.shadow.report import describe_intake, describe_store
@@ -49,8 +52,9 @@ class Shadow:
     def __init__(self, opening: Opening) -> None:
         self.opening = opening
         self.options = Options(
+            **msgspec.structs.asdict(opening.rules),
             durable_every=opening.durable_every,
-            keep_last=opening.keep_last,
+            durable_log=opening.durable_log,
             idle_exit=opening.idle_exit,
             arena_dir=opening.arena_dir,
         )
@@ -68,7 +72,10 @@ class Shadow:
         self.intake = Intake(opening.census, ring, self.replica, empty)
         self._tail_memory: SharedMemory | None = None
         self._take_over()
-        self.persister = Persister(Path(opening.run), opening.continues, opening.keep_last)
+        self.persister = Persister(Path(opening.run), opening.continues, opening.rules)
+        self.persister.outlook = self._outlook = Outlook(
+            Path(opening.run), opening.census, self.options
+        )
         self.keeper = Keeper(self.options, self.intake, self.persister)
         self.log = (
             LogKeeper(Path(opening.run), opening.census, opening.durable_log)
@@ -431,6 +438,7 @@ class Shadow:
             "warm": self._warm,
             **describe_intake(self.intake),
             **describe_store(self.persister, self.log),
+            "disk_forecast": self._outlook.latest,
             "outlives_trainer": self.opening.survival.outlives,
             "outlives_why": self.opening.survival.because,
             "health": "degraded" if self._trouble else "ok",

@@ -56,6 +56,7 @@ def describe_store(persister: Persister, log: LogKeeper | None) -> dict[str, Any
         "durable_bytes": total,
         "log_records_let_go": log.let_go if log else 0,
         "log_bytes_written": log.bytes_written if log else 0,
+        "log_codec": f"{log.codec.how}, {log.codec.ratio:.2f} to 1" if log else "",
         "durable_write_bytes_per_second": state.write_bytes_per_second,
         "durable_bytes_per_day": total * _DAY_SECONDS / elapsed,
         "writing": persister.busy,

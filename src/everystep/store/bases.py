@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -21,6 +22,7 @@ from everystep.format.base import (
     StoredFile,
     StoredTensor,
     safetensors_header,
+    without_slots,
 )
 from everystep.format.document import pack_document, unpack_document
 from everystep.store import layout
@@ -97,8 +99,14 @@ def write_base(
         new_bytes,
         sum(f.bytes for f in files),
         index.time,
+        _finite(snapshot.session.metric),
     )
     return entry, index
+
+
+def _finite(metric: float | None) -> float | None:
+    """JSON has no other numbers, and no other is ever the best."""
+    return metric if metric is not None and math.isfinite(metric) else None
 
 
 def _reuse(
@@ -160,7 +168,7 @@ def read_index(run: Path, candidate: Candidate) -> BaseIndex:
     index = unpack_document("base", data, BaseIndex, str(path))
     if xxhash.xxh3_128_hexdigest(data) != candidate.entry.digest:
         raise CorruptData(f"read {path}: it is not the index that the manifest names")
-    return index
+    return without_slots(index) if candidate.weights_only else index
 
 
 class BaseReader:

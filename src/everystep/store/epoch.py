@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 from pathlib import Path
 
 import msgspec
 
-from everystep.errors import CorruptData, StoreError
+from everystep.core.retention import Rules
+from everystep.errors import StoreError
 from everystep.format.base import BaseEntry, BaseIndex, Manifest, Point
 from everystep.store import layout
 from everystep.store.bases import Snapshot, read_index, write_base
-from everystep.store.commit import crash_point
 from everystep.store.log import drop_old_segments
-from everystep.store.runs import Candidate, check_fence, claim_epoch, read_lineage, write_manifest
+from everystep.store.retention import Plan, plan_retention, read_back, remove, unreferenced
+from everystep.store.runs import Lineage, check_fence, claim_epoch, read_lineage, write_manifest
 
 
 class EpochWriter:
     """The only thing that writes to a run. Owned by one thread of one shadow."""
 
-    def __init__(self, run: Path, continues: Point | None, keep_last: int) -> None:
+    def __init__(self, run: Path, continues: Point | None, rules: Rules) -> None:
         self._run = run
-        self._keep_last = keep_last
-        self.manifest: Manifest = claim_epoch(run, continues)
+        self._rules = rules
+        self.manifest: Manifest = claim_epoch(run, continues, rules)
         """What counts in our epoch; `previous` is the newest base of the run's lineage."""
         self.previous = self._newest_index()
 
@@ -59,42 +59,35 @@ class EpochWriter:
     def retain(self) -> None:
         """Forget old bases in the manifest first, then remove the files nobody refers to.
 
-        What a killed writer left half written goes too.
+        What a killed writer left half written goes too. Nothing is forgotten before the newest base has been
+        read back.
         """
         check_fence(self._run, self.manifest.epoch)
         lineage = read_lineage(self._run)
-        candidates = lineage.candidates
-        keep, drop = candidates[: self._keep_last], candidates[self._keep_last :]
-        needed: set[str] = set()
-        for candidate in keep:
-            with contextlib.suppress(CorruptData):  # a damaged base needs nothing any more
-                needed |= {file.path for file in read_index(self._run, candidate).files}
-        if drop:
-            self._forget(keep, drop)
-        kept = {layout.base_dir(self._run, c.epoch, c.entry.step) for c in keep}
-        for folder in layout.base_dirs(self._run):
-            if folder not in kept:
-                _remove_unreferenced(self._run, folder, needed)
-        if keep:
-            drop_old_segments(self._run, lineage, min(c.entry.step for c in keep))
+        plan = plan_retention(self._run, lineage, self._rules)
+        if plan.drop or plan.slim:
+            read_back(self._run, lineage.candidates[0])
+        self.carry_out(lineage, plan)
 
-    def _forget(self, keep: list[Candidate], drop: list[Candidate]) -> None:
-        ours = {c.entry.step for c in keep if c.epoch == self.manifest.epoch}
-        earlier = tuple(c.point for c in drop if c.epoch != self.manifest.epoch)
+    def carry_out(self, lineage: Lineage, plan: Plan) -> int:
+        """Do what was planned; returns how many bytes that freed."""
+        if plan.drop or plan.slim:
+            self._forget(plan)
+        paths = unreferenced(self._run, plan.keep)
+        freed = sum(path.stat().st_size for path in paths)
+        remove(paths)
+        if plan.keep:
+            drop_old_segments(self._run, lineage, plan.log_begins_at)
+        return freed
+
+    def _forget(self, plan: Plan) -> None:
+        ours = {c.entry.step for c in plan.keep if c.epoch == self.manifest.epoch}
+        earlier = tuple(c.point for c in plan.drop if c.epoch != self.manifest.epoch)
         manifest = msgspec.structs.replace(
             self.manifest,
             bases=tuple(entry for entry in self.manifest.bases if entry.step in ours),
             dropped=(*self.manifest.dropped, *earlier),
+            slimmed=tuple(c.point for c in plan.keep if c.weights_only),
         )
         write_manifest(self._run, manifest)
         self.manifest = manifest
-
-
-def _remove_unreferenced(run: Path, folder: Path, needed: set[str]) -> None:
-    """Remove the files of a base that no longer counts, except those that a kept base refers to."""
-    for path in folder.iterdir():
-        if str(path.relative_to(run)) not in needed:
-            path.unlink()
-            crash_point("old_bases_half_removed")
-    if not any(folder.iterdir()):
-        folder.rmdir()

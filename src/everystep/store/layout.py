@@ -6,6 +6,7 @@ RUN/epochs/000002/bases/000000000120/index.json      atoms, versions, files, che
                                     /weights.safetensors  /slots.safetensors
                                     /session.bin          /tail.bin
 RUN/epochs/000002/log/000001-000000000120.log        records behind that step
+RUN/tags/best.json                                   a base that a tag pins
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ WEIGHTS = "weights.safetensors"
 SLOTS = "slots.safetensors"
 SESSION = "session.bin"
 TAIL = "tail.bin"
+TAGS = "tags"
 
 
 def epoch_dir(run: Path, epoch: int) -> Path:
@@ -62,3 +64,7 @@ def segment_after(segment: Path) -> int:
 def segments(run: Path, epoch: int) -> list[Path]:
     """Of one epoch's log, oldest first."""
     return sorted(log_dir(run, epoch).glob("[0-9]*-[0-9]*.log"))
+
+
+def tag_path(run: Path, name: str) -> Path:
+    return run / TAGS / f"{name}.json"

@@ -144,13 +144,19 @@ _FOREVER = 1 << 62
 
 
 def drop_old_segments(run: Path, lineage: Lineage, oldest_step: int) -> None:
-    """Remove segments that no kept base needs, and those of epochs that nobody continues."""
+    for path in old_segments(run, lineage, oldest_step):
+        path.unlink(missing_ok=True)
+
+
+def old_segments(run: Path, lineage: Lineage, oldest_step: int) -> list[Path]:
+    """Segments that no kept base needs, and those of epochs that nobody continues."""
     alive = dict(lineage.path)
+    found = []
     for epoch in layout.epoch_numbers(run):
         paths = layout.segments(run, epoch)
         for path, behind in zip_longest(paths, paths[1:]):
             # no record of a segment is newer than what the next one follows
             replaced = behind is not None and layout.segment_after(behind) <= oldest_step
             if replaced or epoch not in alive:
-                with contextlib.suppress(FileNotFoundError):
-                    path.unlink()
+                found.append(path)
+    return found

@@ -10,6 +10,7 @@ from everystep.format import values
 from everystep.format.base import BaseIndex
 from everystep.store.bases import BaseReader, read_index
 from everystep.store.runs import Candidate, read_lineage
+from everystep.store.tags import LATEST, read_tags
 from everystep.store.verify import Report, verify_run
 
 if TYPE_CHECKING:
@@ -42,6 +43,27 @@ class StoredRun:
     def bases(self) -> list[Candidate]:
         """Committed bases, newest first."""
         return list(self._candidates)
+
+    @property
+    def tags(self) -> dict[str, Candidate]:
+        """The base that each tag pins, also where the run was rewound over it."""
+        return read_tags(self.path)
+
+    def find(self, which: str) -> Candidate:
+        """The base that a user means: a step, a tag, or `latest`."""
+        candidates = self._candidates
+        if which.isdecimal():
+            found = next((c for c in candidates if c.entry.step == int(which)), None)
+        elif which == LATEST:
+            found = candidates[0] if candidates else None
+        else:
+            found = self.tags.get(which)
+        if found is None:
+            raise StepUnavailable(
+                f"{'step' if which.isdecimal() else 'tag'} {which} of {self.path}: not retained",
+                hint=f"retained steps: {self.steps}; tags: {', '.join(self.tags) or 'none'}",
+            )
+        return found
 
     def index(self, step: int | None = None) -> BaseIndex:
         """Atoms, files and checksums of a step (default: the newest readable)."""

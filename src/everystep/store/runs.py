@@ -10,11 +10,14 @@ import uuid
 from pathlib import Path
 from typing import NamedTuple
 
+from everystep.core.retention import Rules
 from everystep.errors import CorruptData, Fenced, NotARun, StoreError, UnknownVersion
 from everystep.format.base import BaseEntry, Manifest, Point, RunDocument
 from everystep.format.document import pack_document, unpack_document
 from everystep.store import layout
 from everystep.store.commit import make_dirs, sync_dir, write_document
+
+_DEFAULT_RULES = Rules()
 
 
 class Candidate(NamedTuple):
@@ -22,6 +25,7 @@ class Candidate(NamedTuple):
 
     epoch: int
     entry: BaseEntry
+    weights_only: bool = False  # its optimizer slots are gone
 
     @property
     def point(self) -> Point:
@@ -44,7 +48,7 @@ def read_run(run: Path) -> RunDocument | None:
         return unpack_document("run", path.read_bytes(), RunDocument, str(path))
     if run.exists() and not run.is_dir():
         raise NotARun(f"open run {run}: it is a file, expected a directory")
-    ours = ("epochs", layout.TEMPORARY_PREFIX)
+    ours = ("epochs", layout.TAGS, layout.TEMPORARY_PREFIX)
     if run.is_dir() and any(not entry.name.startswith(ours) for entry in run.iterdir()):
         raise NotARun(
             f"open run {run}: the directory holds other files and no {layout.RUN_DOCUMENT}",
@@ -77,7 +81,7 @@ def create_run(run: Path) -> RunDocument:
     return document
 
 
-def claim_epoch(run: Path, continues: Point | None) -> Manifest:
+def claim_epoch(run: Path, continues: Point | None, rules: Rules = _DEFAULT_RULES) -> Manifest:
     """Take the next epoch number for ourselves by an atomic mkdir, and say what we continue."""
     run_id = identify(run)[0] or create_run(run).run_id
     make_dirs(run / "epochs", below=run)
@@ -89,13 +93,11 @@ def claim_epoch(run: Path, continues: Point | None) -> Manifest:
         except FileExistsError:
             continue
         break
+    ancestors = _ancestors(run, continues)
+    dropped, slimmed = _removed(run, {p.epoch for p in (continues, *ancestors) if p})
+    host, pid = socket.gethostname(), os.getpid()
     manifest = Manifest(
-        run_id,
-        number,
-        continues,
-        socket.gethostname(),
-        os.getpid(),
-        ancestors=_ancestors(run, continues),
+        run_id, number, continues, host, pid, (), ancestors, dropped, slimmed, rules
     )
     write_manifest(run, manifest)
     sync_dir(run / "epochs")
@@ -108,6 +110,23 @@ def _ancestors(run: Path, point: Point | None) -> tuple[Point, ...]:
     except StoreError:
         return ()
     return (before.continues, *before.ancestors) if before and before.continues else ()
+
+
+def _removed(run: Path, epochs: set[int]) -> tuple[tuple[Point, ...], tuple[Point, ...]]:
+    """What is gone from these epochs, whoever removed it: also one whose own bases count no longer."""
+    dropped: set[Point] = set()
+    slimmed: set[Point] = set()
+    for number in layout.epoch_numbers(run):
+        with contextlib.suppress(StoreError):
+            manifest = read_manifest(run, number)
+            dropped |= set(manifest.dropped if manifest else ())
+            slimmed |= set(manifest.slimmed if manifest else ())
+
+    def counting(points: set[Point]) -> tuple[Point, ...]:
+        found = [point for point in points if point.epoch in epochs]
+        return tuple(sorted(found, key=lambda point: (point.epoch, point.step)))
+
+    return counting(dropped), counting(slimmed)
 
 
 def write_manifest(run: Path, manifest: Manifest) -> None:
@@ -124,6 +143,16 @@ def read_manifest(run: Path, epoch: int) -> Manifest | None:
     if manifest.epoch != epoch:
         raise CorruptData(f"read {path}: it is the manifest of epoch {manifest.epoch}")
     return manifest
+
+
+def newest_manifest(run: Path) -> Manifest | None:
+    """Of the epoch that owns the run: the newest that was opened and can be read."""
+    for number in layout.epoch_numbers(run):
+        with contextlib.suppress(CorruptData):
+            manifest = read_manifest(run, number)
+            if manifest is not None:
+                return manifest
+    return None
 
 
 def check_fence(run: Path, epoch: int) -> None:
@@ -160,6 +189,7 @@ def read_lineage(run: Path) -> Lineage:
     candidates: list[Candidate] = []
     problems = [problem] if problem else []
     dropped: set[Point] = set()
+    slimmed: set[Point] = set()
     limits: dict[int, int] | None = None  # newest step that counts, by epoch; None: no manifest yet
     path: tuple[tuple[int, int | None], ...] = ()
     for number in layout.epoch_numbers(run):
@@ -178,11 +208,11 @@ def read_lineage(run: Path) -> Lineage:
             problems.append(f"epoch {number} of {run}: belongs to run {manifest.run_id}")
             continue
         dropped |= set(manifest.dropped)
+        slimmed |= set(manifest.slimmed)
         for entry in reversed(manifest.bases):
-            if (limits is None or entry.step <= limits[number]) and Point(
-                number, entry.step
-            ) not in dropped:
-                candidates.append(Candidate(number, entry))
+            point = Point(number, entry.step)
+            if (limits is None or entry.step <= limits[number]) and point not in dropped:
+                candidates.append(Candidate(number, entry, point in slimmed))
         if limits is None:
             points = [manifest.continues, *manifest.ancestors] if manifest.continues else []
             limits = {point.epoch: point.step for point in points}

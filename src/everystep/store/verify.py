@@ -12,7 +12,8 @@ from everystep.errors import StoreError
 from everystep.format.base import Point, StoredFile
 from everystep.store.bases import open_checked, read_index
 from everystep.store.log import LogReader
-from everystep.store.runs import Candidate, read_lineage
+from everystep.store.runs import Candidate, Lineage, read_lineage
+from everystep.store.tags import read_tags
 
 _THREADS = 4  # hashing releases the GIL; a few readers keep a disk busy
 
@@ -35,7 +36,8 @@ def verify_run(
     problems = list(lineage.problems)
     indexes: list[tuple[Candidate, tuple[StoredFile, ...]]] = []
     censuses: dict[Point, Census] = {}
-    for candidate in lineage.candidates:
+    elsewhere = _pinned_elsewhere(run, lineage, problems)
+    for candidate in (*lineage.candidates, *elsewhere):
         try:
             index = read_index(run, candidate)
             indexes.append((candidate, index.files))
@@ -52,12 +54,24 @@ def verify_run(
                 bad.add(file.path)
             done += file.bytes
             progress(done, total)
-    valid = [c.entry.step for c, listed in indexes if not bad & {file.path for file in listed}]
+    good = [c for c, listed in indexes if not bad & {file.path for file in listed}]
+    valid = [c.entry.step for c in good if c not in elsewhere]
     newest = next((c for c in lineage.candidates if c.entry.step in valid), None)
     behind = LogReader(run, lineage, newest.point, censuses[newest.point]) if newest else None
     logged = behind.end.step if behind and behind.records else None
     notes = behind.problems if behind else []
     return Report(problems, len(lineage.candidates), valid, len(files), total, logged, notes)
+
+
+def _pinned_elsewhere(run: Path, lineage: Lineage, problems: list[str]) -> list[Candidate]:
+    """Bases that the run was rewound over, and that tags keep all the same."""
+    try:
+        pinned = read_tags(run).values()
+    except StoreError as error:
+        problems.append(str(error))
+        return []
+    known = {candidate.point for candidate in lineage.candidates}
+    return list({c.point: c for c in pinned if c.point not in known}.values())
 
 
 def _problem(run: Path, file: StoredFile) -> str | None:

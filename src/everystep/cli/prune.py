@@ -1,0 +1,172 @@
+"""`everystep prune`: what the rules keep, what they do not, and the bytes between them."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from everystep.cli import output
+from everystep.core.retention import Rules
+from everystep.errors import RunBusy
+from everystep.format.base import Manifest
+from everystep.lane.host import process_start
+from everystep.lane.runtime import TrainerLock, read_card, runtime_dir
+from everystep.options import Options
+from everystep.store import layout
+from everystep.store.epoch import EpochWriter
+from everystep.store.log import old_segments
+from everystep.store.retention import (
+    Plan,
+    frontier,
+    newest_verified,
+    plan_retention,
+    unreferenced,
+)
+from everystep.store.runs import Lineage, newest_manifest, read_lineage
+
+Count = Annotated[int | None, typer.Option(show_default=False)]
+
+
+def prune(
+    run: Annotated[Path, typer.Argument(help="The run's directory.", show_default=False)],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Although it cannot be seen whether its writer lives.")
+    ] = False,
+    keep_last: Count = None,
+    keep_every: Count = None,
+    keep_hourly: Count = None,
+    keep_daily: Count = None,
+    keep_best: Annotated[str | None, typer.Option(show_default=False)] = None,
+    keep_slots: Count = None,
+    json: output.Json = False,
+) -> None:
+    """Remove the bases that the rules do not keep. Rules that are not given are those of the last attach."""
+    given = {
+        "keep_last": keep_last,
+        "keep_every": keep_every,
+        "keep_hourly": keep_hourly,
+        "keep_daily": keep_daily,
+        "keep_best": keep_best,
+        "keep_slots": keep_slots,
+    }
+    changes = {name: value for name, value in given.items() if value is not None}
+    with output.refusals(json):
+        document = prune_run(run.absolute(), changes, dry_run=dry_run, force=force)
+    output.show(document, json, lambda: _render(document))
+    raise typer.Exit(output.PROBLEM if document["problems"] else 0)
+
+
+def prune_run(run: Path, changes: dict[str, Any], *, dry_run: bool, force: bool) -> dict[str, Any]:
+    lineage = read_lineage(run)  # before anything else: it may not be a run at all
+    newest = newest_manifest(run)
+    rules = msgspec.structs.replace(newest.rules if newest else Rules(), **changes)
+    Options(**msgspec.structs.asdict(rules))  # checks them
+    with contextlib.ExitStack() as held:
+        if not dry_run:
+            _refuse_while_written(run, newest, force)
+            lock = TrainerLock(runtime_dir(str(run)), str(run))  # nobody attaches meanwhile
+            held.callback(lock.close)
+            lineage = read_lineage(run)
+        verified = newest_verified(run, lineage)
+        plan = plan_retention(run, lineage, rules, verified)
+        document = _describe(run, lineage, plan, rules, verified)
+        if not dry_run and verified is not None and document["frees_bytes"]:
+            writer = EpochWriter(
+                run, frontier(run, lineage, verified), newest.rules if newest else rules
+            )
+            writer.carry_out(read_lineage(run), plan)
+    return {**document, "done": not dry_run}
+
+
+def _refuse_while_written(run: Path, newest: Manifest | None, force: bool) -> None:
+    """A new epoch would shut a living shadow out: what it holds could be written no more."""
+    card = read_card(runtime_dir(str(run)))
+    pid = card.pid if card else newest.pid if newest and _runs_shadow(newest) else None
+    if pid is not None:
+        raise RunBusy(
+            f"prune {run}: shadow {pid} on this host writes it",
+            hint="--dry-run shows what would go; give attach the keep_* options, or stop it first",
+        )
+    if newest and newest.host != socket.gethostname() and not force:
+        raise RunBusy(
+            f"prune {run}: pid {newest.pid} on host {newest.host} wrote it last, and may still live",
+            hint=f"prune on {newest.host}, or add --force once nothing trains there any more",
+        )
+
+
+def _runs_shadow(manifest: Manifest) -> bool:
+    """The pid may be that of a shadow that meets its trainer elsewhere, or belong to anything by now."""
+    if manifest.host != socket.gethostname() or not process_start(manifest.pid):
+        return False
+    with contextlib.suppress(OSError):
+        return b"everystep.shadow" in Path(f"/proc/{manifest.pid}/cmdline").read_bytes()
+    return False
+
+
+def _describe(
+    run: Path, lineage: Lineage, plan: Plan, rules: Rules, verified: int | None
+) -> dict[str, Any]:
+    freed: dict[Path, int] = {}
+    for path in unreferenced(run, plan.keep) if verified is not None else ():
+        freed[path.parent] = freed.get(path.parent, 0) + path.stat().st_size
+    log = old_segments(run, lineage, plan.log_begins_at) if verified is not None else []
+    bases: list[dict[str, Any]] = [
+        {
+            "step": c.entry.step,
+            "epoch": c.epoch,
+            "time": c.entry.time,
+            "metric": c.entry.metric,
+            "stays": verdict.stays,
+            "why": list(verdict.reasons),
+            "loses_slots": verdict.stays and not verdict.with_slots and not c.weights_only,
+            "frees_bytes": freed.pop(layout.base_dir(run, c.epoch, c.entry.step), 0),
+        }
+        for c, verdict in plan.bases
+    ]
+    log_bytes = sum(path.stat().st_size for path in log)
+    leftovers = sum(freed.values())
+    unverified = verified is None and bool(bases)
+    return {
+        "run": str(run),
+        "rules": msgspec.structs.asdict(rules),
+        "verified_step": None if verified is None else lineage.candidates[verified].entry.step,
+        "bases": bases,
+        "log_frees_bytes": log_bytes,
+        "leftovers_free_bytes": leftovers,
+        "frees_bytes": log_bytes + leftovers + sum(b["frees_bytes"] for b in bases),
+        "problems": [*lineage.problems, *["no base is valid: nothing goes"] * unverified],
+    }
+
+
+def _render(document: dict[str, Any]) -> Iterator[Any]:
+    yield output.columns(
+        document["run"],
+        ("step", "epoch", "written", "metric", "", "why", "frees"),
+        (
+            (
+                b["step"],
+                b["epoch"],
+                time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(b["time"])),
+                "" if b["metric"] is None else f"{b['metric']:g}",
+                ("weights stay" if b["loses_slots"] else "stays") if b["stays"] else "goes",
+                ", ".join(b["why"]) or "no rule keeps it",
+                output.size(b["frees_bytes"]) if b["frees_bytes"] else "",
+            )
+            for b in document["bases"]
+        ),
+    )
+    yield from (f"[red]problem:[/red] {problem}" for problem in document["problems"])
+    for name in ("log", "leftovers"):
+        count = document["log_frees_bytes" if name == "log" else "leftovers_free_bytes"]
+        if count:
+            yield f"{name}: {output.size(count)}"
+    word = "freed" if document["done"] else "would be freed"
+    yield f"{output.size(document['frees_bytes'])} {word}"

@@ -1,0 +1,125 @@
+"""What retention removes from a store: decided in `core/retention.py`, carried out here, file by file.
+
+The manifest forgets first (`EpochWriter.retain`); then goes whatever nothing refers to any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import NamedTuple
+
+from everystep.core.retention import BaseFacts, Rules, Verdict, judge, log_begins_at
+from everystep.errors import CorruptData, StoreError
+from everystep.format.base import Point
+from everystep.store import layout
+from everystep.store.bases import BaseReader, open_checked, read_index
+from everystep.store.commit import crash_point
+from everystep.store.log import LogReader
+from everystep.store.runs import Candidate, Lineage
+from everystep.store.tags import read_tags, tags_by_point
+
+
+class Plan(NamedTuple):
+    """A verdict for each base of the lineage, newest first."""
+
+    bases: list[tuple[Candidate, Verdict]]
+    log_begins_at: int
+
+    @property
+    def keep(self) -> list[Candidate]:
+        """As they are from now on: some of them without their slots."""
+        slim = {candidate.point for candidate in self.slim}
+        return [
+            c._replace(weights_only=c.weights_only or c.point in slim)
+            for c, verdict in self.bases
+            if verdict.stays
+        ]
+
+    @property
+    def drop(self) -> list[Candidate]:
+        return [candidate for candidate, verdict in self.bases if not verdict.stays]
+
+    @property
+    def slim(self) -> list[Candidate]:
+        """Those that lose their slots now."""
+        return [c for c, v in self.bases if v.stays and not v.with_slots and not c.weights_only]
+
+
+def plan_retention(run: Path, lineage: Lineage, rules: Rules, verified: int | None = 0) -> Plan:
+    """Ask the rules; `verified` is the place of the newest base whose bytes are right."""
+    candidates = lineage.candidates
+    names = tags_by_point(read_tags(run))
+    facts = [
+        BaseFacts(c.entry.step, c.entry.time, c.entry.metric, names.get(c.point, ()))
+        for c in candidates
+    ]
+    verdicts = [
+        verdict
+        if verdict.with_slots or _can_lose_slots(run, candidate)
+        else Verdict(verdict.reasons)
+        for candidate, verdict in zip(candidates, judge(facts, rules, verified), strict=True)
+    ]
+    begin = log_begins_at(facts, rules, verified) if facts else 0
+    return Plan(list(zip(candidates, verdicts, strict=True)), begin)
+
+
+def _can_lose_slots(run: Path, candidate: Candidate) -> bool:
+    """The last steps of a base with a log tail are still to be redone, which takes an optimizer."""
+    try:
+        return read_index(run, candidate).tail is None
+    except CorruptData:
+        return False
+
+
+def newest_verified(run: Path, lineage: Lineage) -> int | None:
+    """The place of the newest base whose every byte is right; reads it whole."""
+    for place, candidate in enumerate(lineage.candidates):
+        with contextlib.suppress(StoreError):
+            BaseReader(run, read_index(run, candidate))
+            return place
+    return None
+
+
+def frontier(run: Path, lineage: Lineage, verified: int) -> Point:
+    """The newest point of a run: where who writes next goes on, without taking anything back."""
+    base = lineage.candidates[verified]
+    logged = LogReader(run, lineage, base.point, read_index(run, base).census).end
+    newest = lineage.candidates[0].point
+    return newest if newest.step > logged.step else logged
+
+
+def read_back(run: Path, candidate: Candidate) -> None:
+    """Check what writing this base has put on the disk; what it refers to was checked when that was new."""
+    own = layout.base_dir(run, candidate.epoch, candidate.entry.step)
+    for file in read_index(run, candidate).files:
+        if (run / file.path).parent == own:
+            open_checked(run, file)
+
+
+def unreferenced(run: Path, keep: list[Candidate]) -> list[Path]:
+    """Files of bases that neither a kept base nor a tag refers to, leftovers of killed writers included."""
+    pinned = list(read_tags(run).values())
+    needed: set[Path] = set()
+    for candidate in (*keep, *pinned):
+        folder = layout.base_dir(run, candidate.epoch, candidate.entry.step)
+        needed.add(folder / layout.INDEX)
+        try:
+            needed |= {run / file.path for file in read_index(run, candidate).files}
+        except CorruptData:  # refers to nothing any more, but what is left of it may be looked at
+            needed |= set(folder.iterdir()) if folder.is_dir() else set()
+    return [
+        path
+        for folder in layout.base_dirs(run)
+        for path in sorted(folder.iterdir())
+        if path not in needed
+    ]
+
+
+def remove(paths: list[Path]) -> None:
+    for path in paths:
+        path.unlink(missing_ok=True)
+        crash_point("old_bases_half_removed")
+    for folder in {path.parent for path in paths}:
+        if folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()

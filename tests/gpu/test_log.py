@@ -1,0 +1,56 @@
+"""A log of what the device consumed, redone on the device: every bit comes back, dense or sparse."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import everystep
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("method", ["", "topk", "randomk", "int8"])
+def test_a_lost_host(method: str, fused: bool, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(256, 1023), nn.GELU(), nn.Linear(1023, 257)).cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=fused)
+    if method:
+        everystep.compress(optimizer, method, ratio=0.01)
+    run = everystep.attach(
+        model, optimizer, run=tmp_path / "run", durable_log=1, durable_every="1h", on_lag="wait"
+    )
+    run.resume()
+    run.flush()
+    for _ in range(20):
+        model(torch.randn(32, 256, device="cuda")).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        run.seal()
+    while (status := run.status())["durable_step"] != 20:
+        pass
+    os.kill(status["pid"], signal.SIGKILL)
+    state = [
+        *model.parameters(),
+        *(t for s in optimizer.state.values() for _, t in sorted(s.items())),
+    ]
+    expected = [t.detach().clone() for t in state]
+    assert everystep.open_run(tmp_path / "run").steps[-1] < 20
+    with torch.no_grad():
+        for tensor in state:
+            tensor.zero_()
+    assert everystep.restore(tmp_path / "run", model, optimizer) == 20
+    state = [
+        *model.parameters(),
+        *(t for s in optimizer.state.values() for _, t in sorted(s.items())),
+    ]
+    assert all(torch.equal(a.cpu(), b.detach().cpu()) for a, b in zip(expected, state, strict=True))

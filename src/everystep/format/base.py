@@ -46,6 +46,7 @@ class Manifest(msgspec.Struct, frozen=True):
     bases: tuple[BaseEntry, ...] = ()
     ancestors: tuple[Point, ...] = ()  # what `continues` continues, and so on back
     dropped: tuple[Point, ...] = ()  # bases of earlier epochs that retention has removed
+    token: str = ""  # tells this epoch from one of the same number, claimed on another host
 
 
 class StoredFile(msgspec.Struct, frozen=True):

@@ -53,7 +53,7 @@ def read_run(run: Path) -> RunDocument | None:
     return None
 
 
-def create_run(run: Path) -> RunDocument:
+def create_run(run: Path, given: RunDocument | None = None) -> RunDocument:
     """Make the directory a run if it is not one yet; of two racing creators one wins."""
     document = read_run(run)
     if document is None:
@@ -62,7 +62,7 @@ def create_run(run: Path) -> RunDocument:
             with contextlib.suppress(PermissionError):
                 sync_dir(parent)
         created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        data = pack_document("run", RunDocument(uuid.uuid4().hex, created))
+        data = pack_document("run", given or RunDocument(uuid.uuid4().hex, created))
         temporary = run / f"{layout.TEMPORARY_PREFIX}run-{os.getpid()}"
         write_document(temporary, data)
         try:
@@ -96,6 +96,7 @@ def claim_epoch(run: Path, continues: Point | None) -> Manifest:
         socket.gethostname(),
         os.getpid(),
         ancestors=_ancestors(run, continues),
+        token=uuid.uuid4().hex,
     )
     write_manifest(run, manifest)
     sync_dir(run / "epochs")

@@ -1,0 +1,118 @@
+"""What counts in a bucket: numbered commits, each put only if its number is free.
+
+An epoch is claimed by its first commit. Whoever finds a number taken was replaced: it is fenced, and what
+it put before, nobody reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from everystep.errors import CorruptData, Fenced, StoreError, UsageError
+from everystep.format.base import Manifest, RunDocument
+from everystep.format.commit import Commit, claiming
+from everystep.format.document import pack_document, unpack_document
+from everystep.store.bucket import Bucket
+from everystep.store.runs import read_manifest
+
+_FOLDER = "commits"
+_TRIES = 5
+
+
+def commit_path(number: int) -> str:
+    return f"{_FOLDER}/{number:012d}.json"
+
+
+def commit_numbers(bucket: Bucket) -> list[int]:
+    """Newest first."""
+    names = [path.rpartition("/")[2].removesuffix(".json") for path in bucket.listing(_FOLDER)]
+    return sorted((int(name) for name in names if name.isdigit()), reverse=True)
+
+
+def read_newest(bucket: Bucket) -> Commit | None:
+    """The newest commit that checks out; None if the bucket holds no run."""
+    for _ in range(_TRIES):
+        numbers = commit_numbers(bucket)
+        problem: CorruptData | None = None
+        for number in numbers:
+            path = commit_path(number)
+            data = bucket.read(path)
+            if data is None:
+                continue  # removed since it was listed: newer ones are there
+            try:
+                return unpack_document("commit", data, Commit, f"{bucket.url}/{path}")
+            except CorruptData as error:
+                problem = problem or error
+        if problem is not None:
+            raise problem
+        if not numbers:
+            return None
+    raise StoreError(f"read {bucket.url}: its commits change faster than they can be read")
+
+
+class CommitWriter:
+    """Commits to a bucket for one epoch. Owned by one thread."""
+
+    def __init__(self, bucket: Bucket, run: Path, epoch: int) -> None:
+        self._bucket, self._run, self._epoch = bucket, run, epoch
+        self._number: int | None = None  # of our newest commit; None: the epoch is not claimed yet
+
+    @property
+    def claimed(self) -> bool:
+        return self._number is not None
+
+    def claim(self, run: RunDocument, manifest: Manifest) -> None:
+        """Take the bucket over for our epoch, if it knows of nothing that we do not."""
+        for _ in range(_TRIES):
+            numbers = commit_numbers(self._bucket)
+            newest = read_newest(self._bucket) if numbers else None
+            self._check(run, newest)
+            number = max(numbers, default=0) + 1
+            before = newest.manifests if newest else ()
+            if self._put(number, run, (*before, claiming(manifest, before))):
+                self._number = number
+                return
+        raise StoreError(f"claim epoch {self._epoch} in {self._bucket.url}: others keep committing")
+
+    def _check(self, run: RunDocument, newest: Commit | None) -> None:
+        if newest is None:
+            return
+        if newest.run.run_id != run.run_id:
+            raise UsageError(
+                f"ship {self._run} to {self._bucket.url}: it holds run {newest.run.run_id}, not "
+                f"{run.run_id}",
+                hint="give this run a prefix of its own",
+            )
+        theirs = next(m for m in newest.manifests if m.epoch == newest.epoch)
+        known = read_manifest(self._run, newest.epoch)
+        if newest.epoch > self._epoch or known is None or known.token != theirs.token:
+            raise self._fenced(f"epoch {newest.epoch} of {theirs.host} owns it")
+
+    def commit(self, run: RunDocument, manifests: Sequence[Manifest]) -> None:
+        assert self._number is not None
+        self.check_fence()
+        if not self._put(self._number + 1, run, tuple(manifests)):
+            raise self._fenced("another epoch owns it")
+        self._number += 1
+
+    def check_fence(self) -> None:
+        newest = max(commit_numbers(self._bucket), default=0)
+        if self._number is not None and newest > self._number:
+            raise self._fenced("another epoch owns it")
+
+    def remove_old(self) -> None:
+        """A reader may just have listed the one before the newest: that one stays."""
+        assert self._number is not None
+        old = [n for n in commit_numbers(self._bucket) if n < self._number - 1]
+        self._bucket.delete(map(commit_path, old))
+
+    def _put(self, number: int, run: RunDocument, manifests: tuple[Manifest, ...]) -> bool:
+        commit = Commit(number, run, self._epoch, manifests)
+        return self._bucket.create(commit_path(number), pack_document("commit", commit))
+
+    def _fenced(self, why: str) -> Fenced:
+        return Fenced(
+            f"commit to {self._bucket.url} in epoch {self._epoch}: {why}",
+            hint="another host has gone on with this run; stop this trainer, or give it another bucket",
+        )

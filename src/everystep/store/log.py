@@ -64,6 +64,12 @@ class LogWriter:
         self._at += size
         return size
 
+    @property
+    def end(self) -> tuple[Path, int]:
+        """The segment that was written last, and how far it is synced."""
+        assert self._path is not None
+        return self._path, self._at
+
     def _begin(self, after: int) -> None:
         self.close()
         header = SegmentHeader(self._run_id, self._epoch, after, self._census)

@@ -10,6 +10,7 @@ from everystep.format import values
 from everystep.format.base import BaseIndex
 from everystep.store.bases import BaseReader, read_index
 from everystep.store.runs import Candidate, read_lineage
+from everystep.store.tiers import bring, locate
 from everystep.store.verify import Report, verify_run
 
 if TYPE_CHECKING:
@@ -19,8 +20,11 @@ _NO_NUMPY_TYPE = {"bfloat16": "uint16", "float8_e4m3fn": "uint8", "float8_e5m2":
 
 
 def open_run(path: str | Path) -> StoredRun:
-    """Open a run for reading; the directory must hold one."""
-    return StoredRun(Path(path).absolute())
+    """Open a run for reading; the directory, or the bucket, must hold one."""
+    folder, bucket = locate(path)
+    if bucket is not None:
+        bring(folder, bucket)
+    return StoredRun(folder)
 
 
 class StoredRun:

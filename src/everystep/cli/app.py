@@ -13,9 +13,11 @@ from everystep import __version__
 from everystep.cli import output
 from everystep.cli.bench import bench
 from everystep.cli.doctor import examine
+from everystep.cli.runs import RunName, bucket_of, documents_of, shown, whole_of
 from everystep.cli.selfcheck import selfcheck
 from everystep.cli.status import run_status
 from everystep.store.bisect import first_bad_step, metric_of
+from everystep.store.bucket import is_url
 from everystep.store.reader import open_run
 
 app = typer.Typer(
@@ -24,7 +26,6 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-RunPath = Annotated[Path, typer.Argument(help="The run's directory.", show_default=False)]
 Json = output.Json
 
 
@@ -45,10 +46,10 @@ def everystep(
 
 
 @app.command()
-def status(run: RunPath, json: Json = False) -> None:
+def status(run: RunName, json: Json = False) -> None:
     """What each fault would cost right now."""
     with output.refusals(json):
-        document = run_status(run.absolute())
+        document = {**run_status(documents_of(run).absolute(), bucket_of(run)), "run": shown(run)}
 
     def render() -> Iterator[Any]:
         yield f"[bold]{document['summary']}[/bold]"
@@ -63,10 +64,10 @@ def status(run: RunPath, json: Json = False) -> None:
 
 
 @app.command("ls")
-def list_steps(run: RunPath, json: Json = False) -> None:
+def list_steps(run: RunName, json: Json = False) -> None:
     """The retained steps of a run."""
     with output.refusals(json):
-        stored = open_run(run)
+        stored = open_run(documents_of(run))
     bases = [
         {
             "step": base.entry.step,
@@ -77,11 +78,11 @@ def list_steps(run: RunPath, json: Json = False) -> None:
         }
         for base in stored.bases
     ]
-    document = {"run": str(stored.path), "run_id": stored.run_id, "bases": bases}
+    document = {"run": shown(run), "run_id": stored.run_id, "bases": bases}
 
     def render() -> Iterator[Any]:
         yield output.columns(
-            str(stored.path),
+            shown(run),
             ("step", "epoch", "written", "size", "new bytes"),
             (
                 (
@@ -101,7 +102,7 @@ def list_steps(run: RunPath, json: Json = False) -> None:
 
 @app.command()
 def bisect(
-    run: RunPath,
+    run: RunName,
     metric: Annotated[
         str,
         typer.Option(help="nonfinite, max-abs=LIMIT, norm=LIMIT, or module:function of tensors."),
@@ -110,7 +111,7 @@ def bisect(
 ) -> None:
     """The first retained step at which something is wrong; `run.rewind` returns before it."""
     with output.refusals(json):
-        found = first_bad_step(open_run(run), metric_of(metric))
+        found = first_bad_step(open_run(whole_of(run)), metric_of(metric))
     document = found._asdict()
 
     def render() -> Iterator[Any]:
@@ -127,7 +128,7 @@ def bisect(
 
 @app.command()
 def inspect(
-    run: RunPath,
+    run: RunName,
     step: Annotated[
         int | None, typer.Argument(help="A retained step; the newest if absent.")
     ] = None,
@@ -135,7 +136,7 @@ def inspect(
 ) -> None:
     """What a base holds: atoms, optimizers, files."""
     with output.refusals(json):
-        index = open_run(run).index(step)
+        index = open_run(documents_of(run)).index(step)
     slots: dict[int, list[str]] = {}
     for tensor in index.tensors:
         if tensor.slot:
@@ -184,13 +185,16 @@ def inspect(
 
 
 @app.command()
-def verify(run: RunPath, json: Json = False) -> None:
+def verify(run: RunName, json: Json = False) -> None:
     """Read every committed byte and compare it with its checksum."""
     began = time.perf_counter()
     with output.refusals(json), output.byte_progress("verify", json) as progress:
-        from everystep.store.verify import verify_run
+        from everystep.store.verify import verify_bucket, verify_run
 
-        report = verify_run(run.absolute(), progress)
+        local = not is_url(run)
+        report = (
+            verify_run(Path(run).absolute(), progress) if local else verify_bucket(run, progress)
+        )
     seconds = time.perf_counter() - began
     document = {
         "ok": not report.problems,

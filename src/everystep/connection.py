@@ -114,6 +114,8 @@ def connect(
             keep_last=options.keep_last,
             idle_exit=options.idle_exit,
             arena_dir=options.arena_dir,
+            bucket=options.bucket,
+            bucket_bytes_per_second=options.bucket_bytes_per_second,
         )
     except BaseException:
         memory.close()

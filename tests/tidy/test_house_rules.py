@@ -38,6 +38,8 @@ def test_options_are_frozen() -> None:
         "on_failure",
         "keep_last",
         "idle_exit",
+        "bucket",
+        "bucket_bytes_per_second",
         "arena_dir",
         "enabled",
     ]

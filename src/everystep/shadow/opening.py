@@ -36,3 +36,5 @@ class Opening(msgspec.Struct, frozen=True):
     keep_last: int
     idle_exit: str
     arena_dir: str | None
+    bucket: str | None = None
+    bucket_bytes_per_second: int = 0

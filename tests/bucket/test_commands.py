@@ -22,7 +22,8 @@ def command(*words: str) -> tuple[int, dict[str, Any]]:
     return done.returncode, json.loads(done.stdout)
 
 
-def test_commands_read_from_the_bucket(url: str, tmp_path: Path, local_tiers: Path) -> None:
+def test_commands_read_from_the_bucket(s3_url: str, tmp_path: Path, local_tiers: Path) -> None:
+    url = s3_url
     host = Host(tmp_path / "a", url)
     host.commit(1, 2, 3)
     host.ship()
@@ -48,7 +49,8 @@ def test_commands_read_from_the_bucket(url: str, tmp_path: Path, local_tiers: Pa
     assert code == 1 and verified["valid_steps"] == []
 
 
-def test_a_url_without_a_run(url: str) -> None:
+def test_a_url_without_a_run(tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/bucket"
     for words in (["ls"], ["status"], ["verify"], ["inspect"], ["bisect"]):
         code, refused = command(*words, url)
         assert code == 2 and refused["kind"] == "NotARun", words

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import random
 import shutil
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from crash.writer import CENSUS
 
+from everystep.core.census import Atom, Census
 from everystep.core.tiers import EpochMark, newer_tier
 from everystep.errors import CorruptData, Fenced, NotARun, StoreError, UsageError
-from everystep.format.base import Point
+from everystep.format.base import Point, SessionValues
 from everystep.format.log import LoggedRecord, census_digest
 from everystep.store import layout
-from everystep.store.bucket import Bucket
+from everystep.store.bases import Snapshot, SnapshotTensor
+from everystep.store.bucket import PART_BYTES, Bucket
 from everystep.store.bucket_commits import commit_numbers
 from everystep.store.log import LogReader, LogWriter
 from everystep.store.reader import open_run
 from everystep.store.runs import read_lineage
+from everystep.store.ship import Throttle
 from everystep.store.ship_log import LogEnd, LogShipper
 from everystep.store.tiers import bring, local_dir, locate
-from everystep.store.verify import verify_run
+from everystep.store.verify import verify_bucket, verify_run
 
 from .hosts import Host, bases_in_bucket, files_of, load, missing_in_bucket
 from .server import Proxy
@@ -40,6 +45,18 @@ def test_the_directory_is_lost(url: str, tmp_path: Path) -> None:
     shutil.rmtree(first.run)
     assert open_run(url).steps == [3, 4]
     assert load(local_dir(url)) == 4
+
+
+def test_large_files_go_in_parts(url: str, tmp_path: Path) -> None:
+    size = 2 * PART_BYTES + 123457
+    data = random.Random(3).randbytes(size)
+    one = SnapshotTensor(0, "", "uint8", (size,), 1, memoryview(data))
+    census = Census((Atom("large", "uint8", (size,)),), (), "exact")
+    host = Host(tmp_path / "a", url)
+    host.writer.commit(Snapshot(1, census, [one], SessionValues(1, b"", b"", (), ()), b"", 0))
+    host.ship()
+    assert verify_bucket(url).problems == []
+    assert open_run(url).tensors()["large"].tobytes() == data
 
 
 def test_retention_follows_the_directory(url: str, tmp_path: Path) -> None:
@@ -273,6 +290,56 @@ def test_the_log_is_shipped_as_it_grows(url: str, tmp_path: Path) -> None:
 def logged(run: Path) -> int:
     lineage = read_lineage(run)
     return LogReader(run, lineage, lineage.candidates[-1].point, CENSUS).end.step
+
+
+def test_a_healthy_segment_is_never_replaced(url: str, tmp_path: Path) -> None:
+    """Its writer may hold it open: what it appends must not go to a file without a name."""
+    host = Host(tmp_path / "a", url)
+    host.commit(1)
+    host.ship()
+    writer = LogWriter(host.run, host.writer.manifest.run_id, 1, census_digest(CENSUS))
+    writer.append(records(2, 3))
+    LogShipper(Bucket(url), host.run, 1, lambda _: None).turn(LogEnd(*writer.end, 3))
+    with layout.segments(host.run, 1)[0].open("ab") as torn:
+        torn.write(b"half a record" * 10)
+    before = layout.segments(host.run, 1)[0].stat().st_ino
+    bring(host.run, url)
+    assert layout.segments(host.run, 1)[0].stat().st_ino == before
+
+
+def test_the_writer_goes_on_while_somebody_fetches(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = Host(tmp_path / "a", url, keep=1)
+    host.commit(1)
+    host.ship()
+    read_part = Bucket.read_part
+    steps = iter((2, 3))
+
+    def late(self: Bucket, path: str, start: int, end: int) -> memoryview:
+        for step in steps:  # what is being read is gone from the bucket now
+            host.commit(step)
+            host.ship()
+        return read_part(self, path, start, end)
+
+    monkeypatch.setattr(Bucket, "read_part", late)
+    assert bring(tmp_path / "b", url)
+    assert load(tmp_path / "b") == 3
+
+
+def test_what_is_sent_keeps_below_a_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    throttle, free = Throttle(1000), Throttle(0)
+    for size in (500, 2500, 1000):
+        throttle(size)
+    assert now[0] == 104.0 and throttle.total == 4000
+    now[0] += 1000.0
+    throttle(3000)  # an idle hour is no licence for a burst
+    assert now[0] == 1107.0
+    free(10**12)
+    assert now[0] == 1107.0
 
 
 def test_which_tier_is_newer() -> None:

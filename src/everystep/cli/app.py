@@ -13,7 +13,7 @@ from everystep import __version__
 from everystep.cli import output
 from everystep.cli.bench import bench
 from everystep.cli.doctor import examine
-from everystep.cli.runs import RunName, bucket_of, documents_of, shown, whole_of
+from everystep.cli.runs import RunName, bucket_of, documents_of, shown
 from everystep.cli.selfcheck import selfcheck
 from everystep.cli.status import run_status
 from everystep.store.bisect import first_bad_step, metric_of
@@ -49,7 +49,7 @@ def everystep(
 def status(run: RunName, json: Json = False) -> None:
     """What each fault would cost right now."""
     with output.refusals(json):
-        document = {**run_status(documents_of(run).absolute(), bucket_of(run)), "run": shown(run)}
+        document = run_status(documents_of(run).absolute(), bucket_of(run))
 
     def render() -> Iterator[Any]:
         yield f"[bold]{document['summary']}[/bold]"
@@ -111,7 +111,7 @@ def bisect(
 ) -> None:
     """The first retained step at which something is wrong; `run.rewind` returns before it."""
     with output.refusals(json):
-        found = first_bad_step(open_run(whole_of(run)), metric_of(metric))
+        found = first_bad_step(open_run(run), metric_of(metric))
     document = found._asdict()
 
     def render() -> Iterator[Any]:

@@ -1,7 +1,7 @@
 """Where a command finds its run: a directory, or a bucket's URL.
 
 Of a bucket most commands need the documents alone: what counts, and the indexes. They are fetched into a
-folder that goes with the command. Commands that read tensors have the whole run brought into the local tier.
+folder that goes with the command. For those that read tensors `open_run` brings the run into its local tier.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from everystep.lane.runtime import read_card, runtime_dir
 from everystep.store.bucket import Bucket, is_url
 from everystep.store.bucket_commits import read_newest
 from everystep.store.fetch import fetch_documents
-from everystep.store.tiers import bring, local_dir
+from everystep.store.tiers import local_dir
 
 RunName = Annotated[
     str,
@@ -44,14 +44,6 @@ def documents_of(run: str) -> Path:
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     fetch_documents(bucket, commit, folder / local.name)
     return folder / local.name
-
-
-def whole_of(run: str) -> Path:
-    """A directory that holds the run itself."""
-    if is_url(run):
-        bring(local_dir(run), run)
-        return local_dir(run)
-    return Path(run)
 
 
 def bucket_of(run: str) -> str | None:

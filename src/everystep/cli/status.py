@@ -21,7 +21,8 @@ def run_status(run: Path, bucket: str | None = None) -> dict[str, Any]:
     if card is None:
         document |= _from_store(run)
         if bucket is not None:  # these are its documents
-            document["bucket"] = {"url": bucket, "step": document["durable_step"]}
+            there = {"url": bucket, "step": document["durable_step"]}
+            document |= {"run": bucket, "bucket": there}
     else:
         try:
             document |= ask(card.control, AskStatus(), timeout_seconds=5).status

@@ -34,8 +34,3 @@ def newer_tier(local: Marks, bucket: Marks) -> Winner:
 
 def _knows(tier: Marks, epoch: int, other: Marks) -> bool:
     return epoch in tier and tier[epoch].token == other[epoch].token
-
-
-def seconds_ahead(sent_bytes: int, elapsed_seconds: float, bytes_per_second: int) -> float:
-    """How long to wait before more is sent, so that the rate is kept; a rate of 0 is none."""
-    return max(0.0, sent_bytes / bytes_per_second - elapsed_seconds) if bytes_per_second else 0.0

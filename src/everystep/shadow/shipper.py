@@ -36,7 +36,7 @@ class Shipper:
         self._keeper: LogKeeper | None = None
         self._epoch = 0
         self._carriers = [_Carrier("bases", self._ship_bases), _Carrier("log", self._ship_log)]
-        self._throttles = [Throttle(bytes_per_second) for _ in self._carriers]
+        self._throttle = Throttle(bytes_per_second)
 
     def look_after(self, epoch: int, keeper: LogKeeper | None) -> None:
         """Begin once an epoch is ours."""
@@ -51,15 +51,15 @@ class Shipper:
 
     def _ship_bases(self) -> None:
         if self._bases is None:
-            self._bases = BaseShipper(self._bucket(), self._run, self._epoch, self._throttles[0])
+            self._bases = BaseShipper(self._bucket(), self._run, self._epoch, self._throttle)
         self._bases.turn()
 
     def _ship_log(self) -> None:
         assert self._keeper is not None
-        if self._bases is None or not self._bases.claimed:
-            return  # the bucket may be somebody else's
+        if self._bases is None or not self._bases.claimed or self._carriers[0].fenced:
+            return  # the bucket is, or may be, somebody else's
         if self._log is None:
-            self._log = LogShipper(self._bucket(), self._run, self._epoch, self._throttles[1])
+            self._log = LogShipper(self._bucket(), self._run, self._epoch, self._throttle)
         self._log.turn(self._keeper.end)
 
     @property
@@ -104,7 +104,7 @@ class Shipper:
             "step": step,
             "behind_steps": None if step is None or durable_step is None else durable_step - step,
             "behind_bytes": sum(s.behind_bytes for s in shippers),
-            "sent_bytes": sum(t.total for t in self._throttles),
+            "sent_bytes": self._throttle.total,
             "retries": sum(c.failures_total for c in self._carriers),
             "last_error": next((c.last_error for c in self._carriers if c.last_error), ""),
             "fenced": any(c.fenced for c in self._carriers),

@@ -25,7 +25,7 @@ _DELETED_AT_ONCE = 500
 # a request is tried again within these bounds; then the caller hears of it, and tries later by itself
 _RETRIES = 4
 _RETRY_SECONDS = 20.0
-_REQUEST_SECONDS = 60.0
+_REQUEST_SECONDS = 120.0
 _CONNECT_SECONDS = 5.0
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -169,14 +170,15 @@ def _write(fd: int, data: memoryview, at: int) -> None:
 
 
 @contextlib.contextmanager
-def _new_file(path: Path, better: Callable[[Path], int] = lambda _: 1) -> Iterator[int]:
-    """A descriptor to write to; the file takes its place when it is whole, synced, and the better one."""
-    temporary = path.with_name(f"{layout.TEMPORARY_PREFIX}{path.name}-{os.getpid()}")
+def _new_file(path: Path, better: Callable[[Path], int] | None = None) -> Iterator[int]:
+    """A descriptor to write to; the file takes its place when it is whole and synced, and better than the one
+    that is there, if that is asked."""
+    temporary = path.with_name(f"{_half_prefix()}{os.getpid()}-{path.name}")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:
         yield fd
         os.fsync(fd)
-        if not path.exists() or better(temporary) >= better(path):
+        if better is None or not path.exists() or better(temporary) > better(path):
             temporary.replace(path)
             sync_dir(path.parent)
     finally:
@@ -186,6 +188,12 @@ def _new_file(path: Path, better: Callable[[Path], int] = lambda _: 1) -> Iterat
 
 def remove_leftovers(run: Path) -> None:
     """What a fetch that was killed left behind."""
-    for path in run.glob(f"epochs/*/*/**/{layout.TEMPORARY_PREFIX}*"):
-        if not Path("/proc", path.name.rpartition("-")[2]).exists():
+    prefix = _half_prefix()
+    for path in run.rglob(f"{prefix}*"):
+        if not Path("/proc", path.name.removeprefix(prefix).partition("-")[0]).exists():
             path.unlink(missing_ok=True)
+
+
+def _half_prefix() -> str:
+    """Of files that this host is fetching: the directory may be shared with others."""
+    return f"{layout.TEMPORARY_PREFIX}{socket.gethostname()}-"

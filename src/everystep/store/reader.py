@@ -23,7 +23,7 @@ def open_run(path: str | Path) -> StoredRun:
     """Open a run for reading; the directory, or the bucket, must hold one."""
     folder, bucket = locate(path)
     if bucket is not None:
-        bring(folder, bucket)
+        bring(folder, bucket, heal=False)  # somebody may be writing there
     return StoredRun(folder)
 
 

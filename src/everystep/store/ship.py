@@ -5,12 +5,12 @@ So whoever reads the bucket never finds a base named that is not there whole.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from everystep.core.tiers import seconds_ahead
 from everystep.errors import CorruptData
 from everystep.format.base import Manifest, Point, RunDocument, StoredFile
 from everystep.format.commit import only_present
@@ -42,20 +42,23 @@ def read_tier(run: Path) -> LocalTier:
 
 
 class Throttle:
-    """Keeps what is sent below a rate. Owned by one thread."""
+    """Keeps what is sent below a rate, by all threads together; a rate of 0 is none."""
 
     def __init__(self, bytes_per_second: int) -> None:
         self._rate = bytes_per_second
-        self._began, self._bytes = time.monotonic(), 0
+        self._lock = threading.Lock()
+        self._free_at = 0.0  # a pause is not saved up for a burst
         self.total = 0
 
     def __call__(self, size: int) -> None:
-        self.total += size
-        now = time.monotonic()
-        if seconds_ahead(self._bytes, now - self._began, self._rate) == 0.0:
-            self._began, self._bytes = now, 0  # a pause is not saved up for a burst
-        self._bytes += size
-        time.sleep(seconds_ahead(self._bytes, time.monotonic() - self._began, self._rate))
+        """Returns when so many bytes may go."""
+        with self._lock:
+            now = time.monotonic()
+            took = size / self._rate if self._rate else 0.0
+            self._free_at = max(self._free_at, now) + took
+            pause = self._free_at - now
+            self.total += size
+        time.sleep(pause)
 
 
 class BaseShipper:
@@ -64,7 +67,7 @@ class BaseShipper:
     def __init__(self, bucket: Bucket, run: Path, epoch: int, sent: Sent) -> None:
         self._bucket, self._run, self._epoch, self._sent = bucket, run, epoch, sent
         self._commits = CommitWriter(bucket, run, epoch)
-        self._done: tuple[Manifest, ...] | None = None  # the local manifests that are shipped whole
+        self._done: Manifest | None = None  # our own, when everything that counted here was shipped
         self._committed: tuple[Manifest, ...] = ()
         self.newest: Candidate | None = None  # the newest base that the bucket names
         self.behind_bytes = 0
@@ -75,11 +78,13 @@ class BaseShipper:
 
     def turn(self) -> None:
         """Bring the bucket to what counts here now; when it raises, what the bucket names is still there."""
+        own = read_manifest(self._run, self._epoch)
+        if own is None or own == self._done:
+            return  # whatever changes here changes our own manifest
         tier = read_tier(self._run)
         if not self.claimed:
-            own = next(m for m in tier.manifests if m.epoch == self._epoch)
             self._commits.claim(tier.run, own)
-        if tier.manifests == self._done or not tier.candidates:
+        if not tier.candidates:
             return
         there = self._bucket.listing("epochs")
         tier = read_tier(self._run)  # after listing: what is there and not here was dropped here
@@ -87,7 +92,7 @@ class BaseShipper:
         problem = self._ship(tier, bases, there) or problem
         if problem is None:
             self._remove_rest(there, bases)
-            self._done = tier.manifests
+            self._done = next((m for m in tier.manifests if m.epoch == self._epoch), None)
         elif read_tier(self._run).manifests == tier.manifests:
             raise problem  # not just dropped by retention meanwhile
 

@@ -14,7 +14,7 @@ from everystep.store import layout
 from everystep.store.bucket import Bucket
 from everystep.store.mapped import map_file
 
-_PART_BYTES_MAX = 64 << 20
+_PART_BYTES_MAX = 16 << 20
 _OFFSET_DIGITS = 15
 
 
@@ -52,6 +52,7 @@ class LogShipper:
     def __init__(self, bucket: Bucket, run: Path, epoch: int, sent: Callable[[int], None]) -> None:
         self._bucket, self._run, self._epoch, self._sent = bucket, run, epoch, sent
         self._shipped: dict[str, int] | None = None  # bytes of each segment that the bucket has
+        self._earlier_shipped = False  # of epochs before ours, whose log no longer grows
         self.step: int | None = None  # the newest record of our epoch that is there
         self.behind_bytes = 0
 
@@ -65,14 +66,16 @@ class LogShipper:
         self.behind_bytes = sum(max(0, size - have.get(name, 0)) for name, size in todo.items())
         for name, size in todo.items():
             self._extend(name, size, have)
+        self._earlier_shipped = True
         if end is not None:
             self.step = end.step
 
     def _synced(self, end: LogEnd | None) -> dict[str, int]:
         """Segments here, oldest first, and how many bytes of each will not change any more."""
         found: dict[str, int] = {}
-        for epoch in sorted(layout.epoch_numbers(self._run)):
-            for path in layout.segments(self._run, epoch) if epoch <= self._epoch else ():
+        earlier = () if self._earlier_shipped else layout.epoch_numbers(self._run)
+        for epoch in sorted({self._epoch, *(n for n in earlier if n < self._epoch)}):
+            for path in layout.segments(self._run, epoch):
                 if epoch < self._epoch or (end is not None and path < end.segment):
                     size = _size(path)
                 elif end is not None and path == end.segment:

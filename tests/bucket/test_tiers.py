@@ -112,6 +112,27 @@ def test_a_zombie_is_fenced(url: str, tmp_path: Path) -> None:
     assert missing_in_bucket(url, tmp_path / "documents") == []
 
 
+def test_commits_whose_answers_were_lost_are_our_own(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The put was done, nobody said so, and the bucket could not be asked: that is not another writer."""
+    create = Bucket.create
+
+    def deaf(self: Bucket, path: str, data: bytes) -> bool:
+        create(self, path, data)
+        raise StoreError("the answer was lost")
+
+    host = Host(tmp_path / "a", url)
+    for step in (1, 2, 3):
+        host.commit(step)
+        with monkeypatch.context() as patch, pytest.raises(StoreError, match="lost"):
+            patch.setattr(Bucket, "create", deaf)
+            host.ship()
+        host.ship()
+        assert load(Host(tmp_path / f"at{step}", url).run) == step
+        assert missing_in_bucket(url, tmp_path / f"documents{step}") == []
+
+
 def test_two_writers_race_for_an_epoch(url: str, tmp_path: Path) -> None:
     first = Host(tmp_path / "a", url)
     first.commit(1)

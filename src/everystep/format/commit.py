@@ -18,6 +18,7 @@ class Commit(msgspec.Struct, frozen=True):
     number: int
     run: RunDocument
     epoch: int  # the one whose writer made it
+    token: str  # of that epoch
     manifests: tuple[Manifest, ...]
 
 

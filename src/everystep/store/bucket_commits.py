@@ -54,24 +54,27 @@ def read_newest(bucket: Bucket) -> Commit | None:
 class CommitWriter:
     """Commits to a bucket for one epoch. Owned by one thread."""
 
-    def __init__(self, bucket: Bucket, run: Path, epoch: int) -> None:
-        self._bucket, self._run, self._epoch = bucket, run, epoch
+    def __init__(self, bucket: Bucket, run: Path, manifest: Manifest) -> None:
+        self._bucket, self._run, self._manifest = bucket, run, manifest
+        self._epoch, self._token = manifest.epoch, manifest.token
         self._number: int | None = None  # of our newest commit; None: the epoch is not claimed yet
 
     @property
     def claimed(self) -> bool:
         return self._number is not None
 
-    def claim(self, run: RunDocument, manifest: Manifest) -> None:
+    def claim(self, run: RunDocument) -> None:
         """Take the bucket over for our epoch, if it knows of nothing that we do not."""
         for _ in range(_TRIES):
             numbers = commit_numbers(self._bucket)
             newest = read_newest(self._bucket) if numbers else None
+            if newest is not None and self._is_ours(newest):
+                self._number = newest.number
+                return
             self._check(run, newest)
-            number = max(numbers, default=0) + 1
             before = newest.manifests if newest else ()
-            if self._put(number, run, (*before, claiming(manifest, before))):
-                self._number = number
+            claim = (*before, claiming(self._manifest, before))
+            if self._put(max(numbers, default=0) + 1, run, claim):
                 return
         raise StoreError(f"claim epoch {self._epoch} in {self._bucket.url}: others keep committing")
 
@@ -84,22 +87,30 @@ class CommitWriter:
                 f"{run.run_id}",
                 hint="give this run a prefix of its own",
             )
-        theirs = next(m for m in newest.manifests if m.epoch == newest.epoch)
         known = read_manifest(self._run, newest.epoch)
-        if newest.epoch > self._epoch or known is None or known.token != theirs.token:
-            raise self._fenced(f"epoch {newest.epoch} of {theirs.host} owns it")
+        if newest.epoch > self._epoch or known is None or known.token != newest.token:
+            raise self._fenced(f"an epoch {newest.epoch} that is not of this directory owns it")
 
     def commit(self, run: RunDocument, manifests: Sequence[Manifest]) -> None:
-        assert self._number is not None
-        self.check_fence()
-        if not self._put(self._number + 1, run, tuple(manifests)):
-            raise self._fenced("another epoch owns it")
-        self._number += 1
+        for _ in range(_TRIES):
+            self.check_fence()
+            assert self._number is not None
+            if self._put(self._number + 1, run, tuple(manifests)):
+                return
+        raise self._fenced("another epoch owns it")
 
     def check_fence(self) -> None:
-        newest = max(commit_numbers(self._bucket), default=0)
-        if self._number is not None and newest > self._number:
+        """Raise unless the newest commit is ours. One may have been put though its answer was lost."""
+        numbers = commit_numbers(self._bucket)
+        if self._number is None or max(numbers, default=0) <= self._number:
+            return
+        newest = read_newest(self._bucket)
+        if newest is None or not self._is_ours(newest):
             raise self._fenced("another epoch owns it")
+        self._number = newest.number
+
+    def _is_ours(self, commit: Commit) -> bool:
+        return (commit.epoch, commit.token) == (self._epoch, self._token)
 
     def remove_old(self) -> None:
         """A reader may just have listed the one before the newest: that one stays."""
@@ -108,8 +119,11 @@ class CommitWriter:
         self._bucket.delete(map(commit_path, old))
 
     def _put(self, number: int, run: RunDocument, manifests: tuple[Manifest, ...]) -> bool:
-        commit = Commit(number, run, self._epoch, manifests)
-        return self._bucket.create(commit_path(number), pack_document("commit", commit))
+        commit = Commit(number, run, self._epoch, self._token, manifests)
+        if not self._bucket.create(commit_path(number), pack_document("commit", commit)):
+            return False
+        self._number = number
+        return True
 
     def _fenced(self, why: str) -> Fenced:
         return Fenced(

@@ -19,7 +19,7 @@ from everystep.store.bases import check_chunks, read_index
 from everystep.store.bucket import PART_BYTES, Bucket
 from everystep.store.bucket_commits import CommitWriter
 from everystep.store.mapped import map_file
-from everystep.store.runs import Candidate, read_lineage, read_manifest, read_run
+from everystep.store.runs import Candidate, check_fence, read_lineage, read_manifest, read_run
 from everystep.store.ship_log import is_log_part
 
 Sent = Callable[[int], None]  # told of every part that goes out; waits if that was too fast
@@ -66,7 +66,7 @@ class BaseShipper:
 
     def __init__(self, bucket: Bucket, run: Path, epoch: int, sent: Sent) -> None:
         self._bucket, self._run, self._epoch, self._sent = bucket, run, epoch, sent
-        self._commits = CommitWriter(bucket, run, epoch)
+        self._commits: CommitWriter | None = None
         self._done: Manifest | None = None  # our own, when everything that counted here was shipped
         self._committed: tuple[Manifest, ...] = ()
         self.newest: Candidate | None = None  # the newest base that the bucket names
@@ -74,30 +74,36 @@ class BaseShipper:
 
     @property
     def claimed(self) -> bool:
-        return self._commits.claimed
+        return self._commits is not None and self._commits.claimed
 
     def turn(self) -> None:
         """Bring the bucket to what counts here now; when it raises, what the bucket names is still there."""
         own = read_manifest(self._run, self._epoch)
         if own is None or own == self._done:
             return  # whatever changes here changes our own manifest
+        check_fence(self._run, self._epoch)
         tier = read_tier(self._run)
+        self._commits = self._commits or CommitWriter(self._bucket, self._run, own)
         if not self.claimed:
-            self._commits.claim(tier.run, own)
+            self._commits.claim(tier.run)
         if not tier.candidates:
             return
         there = self._bucket.listing("epochs")
         tier = read_tier(self._run)  # after listing: what is there and not here was dropped here
         bases, problem = _open_bases(self._run, tier)
-        problem = self._ship(tier, bases, there) or problem
+        problem = self._ship(self._commits, tier, bases, there) or problem
         if problem is None:
-            self._remove_rest(there, bases)
+            self._remove_rest(self._commits, there, bases)
             self._done = next((m for m in tier.manifests if m.epoch == self._epoch), None)
         elif read_tier(self._run).manifests == tier.manifests:
             raise problem  # not just dropped by retention meanwhile
 
     def _ship(
-        self, tier: LocalTier, bases: list[_LocalBase], there: dict[str, int]
+        self,
+        commits: CommitWriter,
+        tier: LocalTier,
+        bases: list[_LocalBase],
+        there: dict[str, int],
     ) -> CorruptData | None:
         """Newest first: it is worth most. Every base counts as soon as it is whole; what is rotten here
         would be no use there."""
@@ -114,21 +120,23 @@ class BaseShipper:
                 problem = problem or error
                 continue
             present.add(base.point)
-            self._commit(tier, present)
+            self._commit(commits, tier, present)
         return problem
 
     def _count(self, size: int) -> None:
         self.behind_bytes = max(0, self.behind_bytes - size)
         self._sent(size)
 
-    def _commit(self, tier: LocalTier, present: set[Point]) -> None:
+    def _commit(self, commits: CommitWriter, tier: LocalTier, present: set[Point]) -> None:
         newest = next(c for c in tier.candidates if c.point in present)
         manifests = tuple(only_present(m, present) for m in tier.manifests)
         if manifests != self._committed:
-            self._commits.commit(tier.run, manifests)
+            commits.commit(tier.run, manifests)
             self._committed, self.newest = manifests, newest
 
-    def _remove_rest(self, there: Mapping[str, int], bases: list[_LocalBase]) -> None:
+    def _remove_rest(
+        self, commits: CommitWriter, there: Mapping[str, int], bases: list[_LocalBase]
+    ) -> None:
         """What nothing here needs any more, now that the bucket names something newer. Newer epochs are not
         ours to touch."""
         needed = {path for base in bases for path in base.sizes}
@@ -139,9 +147,9 @@ class BaseShipper:
             and path not in needed
             and not (is_log_part(path) and (self._run / path).parent.exists())
         ]
-        self._commits.check_fence()
+        commits.check_fence()
         self._bucket.delete(old)
-        self._commits.remove_old()
+        commits.remove_old()
 
 
 def _open_bases(run: Path, tier: LocalTier) -> tuple[list[_LocalBase], CorruptData | None]:

@@ -115,6 +115,8 @@ def connect(
             rules=rules_of(options),
             idle_exit=options.idle_exit,
             arena_dir=options.arena_dir,
+            bucket=options.bucket,
+            bucket_bytes_per_second=options.bucket_bytes_per_second,
         )
     except BaseException:
         memory.close()

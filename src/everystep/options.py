@@ -53,6 +53,10 @@ class Options:
     """Optimizer slots stay with so many of the last bases, weights with all that are kept; 0: with all."""
     idle_exit: str = "1h"
     """How long a shadow without a trainer keeps serving before it goes away."""
+    bucket: str | None = None
+    """URL of a bucket that is kept behind the run's directory (s3://, gs://, az://, file://)."""
+    bucket_bytes_per_second: int = 0
+    """The most that is sent to the bucket; 0: as fast as it takes it."""
     arena_dir: str | None = None
     """Directory for shared memory instead of anonymous memory (memfd)."""
     enabled: bool = True
@@ -72,6 +76,10 @@ class Options:
             raise OptionsError(f"option fingerprint_every: {self.fingerprint_every}, expected >= 0")
         if self.durable_log < 0:
             raise OptionsError(f"option durable_log: {self.durable_log} records, expected >= 0")
+        if self.bucket_bytes_per_second < 0:
+            raise OptionsError(
+                f"option bucket_bytes_per_second: {self.bucket_bytes_per_second}, expected >= 0"
+            )
         duration_seconds("idle_exit", self.idle_exit)
         if self.keep_last < 1:
             raise OptionsError(f"option keep_last: {self.keep_last}, expected >= 1")

@@ -7,6 +7,7 @@ import logging
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -22,7 +23,8 @@ from everystep.core.forecast import check_fits
 from everystep.core.status import summary
 from everystep.errors import EverystepError, NothingToRecover, RunBusy, UsageError
 from everystep.lane.control import AskFlush, AskLeave, AskStatus
-from everystep.lane.runtime import TrainerLock, runtime_dir
+from everystep.lane.retire import retire
+from everystep.lane.runtime import TrainerLock, read_card, runtime_dir
 from everystep.options import Options, resolve
 from everystep.recorder import Recorder
 from everystep.recover.find import Found, find_newest
@@ -37,6 +39,7 @@ from everystep.recover.load import (
 from everystep.recover.upload import Uploads
 from everystep.shadow.outlook import look_ahead
 from everystep.store.tags import check_tag_name, set_tag
+from everystep.store.tiers import bring, locate
 
 log = logging.getLogger("everystep")
 
@@ -57,7 +60,9 @@ def attach(
     Tensors and user state are restored when this returns; random states at the first turn of
     `steps` (or in `resume`), because making an iterator draws from them.
     """
-    return Run(model, optimizer, Path(run).absolute(), state, resolve(options))
+    chosen = resolve(options)
+    path, bucket = locate(run, chosen.bucket)
+    return Run(model, optimizer, path, state, replace(chosen, bucket=bucket))
 
 
 def restore(
@@ -67,13 +72,15 @@ def restore(
     step: int | None = None,
 ) -> int:
     """Load the newest step (or a retained one) without attaching; returns the step loaded."""
-    path = Path(run).absolute()
+    path, bucket = locate(run)
     folder = runtime_dir(str(path))
     try:  # nobody may attach to, and train on, the memory that is read here
         lock: TrainerLock | None = TrainerLock(folder, str(path))
     except RunBusy:
         lock = None
     try:
+        if lock is not None and bucket is not None:
+            _bring(path, bucket, folder)
         found, _ = find_newest(path, folder if lock else None, step)
         if found is None:
             raise NothingToRecover(
@@ -86,6 +93,14 @@ def restore(
     finally:
         if lock is not None:
             lock.close()
+
+
+def _bring(path: Path, bucket: str, folder: Path) -> None:
+    """Have the newest of directory and bucket in the directory. A shadow of a lineage that another host has
+    gone on with since then holds nothing that counts."""
+    card = read_card(folder)
+    if bring(path, bucket, heal=card is None) and card is not None:
+        retire(card)
 
 
 def _load_without_attaching(
@@ -141,6 +156,7 @@ class Run:
         self.path = path
         self._options = options
         self._disk_forecast: dict[str, Any] = {}
+        self._bucket = options.bucket
         self._step_when_disabled = 0
         self._recorder: Recorder | None = None
         self._lock: TrainerLock | None = None
@@ -166,6 +182,9 @@ class Run:
         """Find the newest point, load it, and connect to a shadow that goes on from it."""
         live = self._timed("census", recorder.census)
         recorder.versions = [0] * len(live.tensors)
+        if self._bucket is not None:
+            log.info("tiers run=%s bucket=%s", self.path, self._bucket)
+            self._timed("fetch", _bring, self.path, self._bucket, folder)
         exact = recorder.options.residuals == "exact"
         found, card = self._timed("find", find_newest, self.path, folder, exact=exact)
         self._look_ahead(live, resumes=found is not None)

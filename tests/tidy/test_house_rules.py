@@ -53,6 +53,8 @@ def test_options_are_frozen() -> None:
         "keep_best",
         "keep_slots",
         "idle_exit",
+        "bucket",
+        "bucket_bytes_per_second",
         "arena_dir",
         "enabled",
     ]

@@ -14,12 +14,14 @@ from everystep.cli import output
 from everystep.cli.bench import bench
 from everystep.cli.doctor import examine
 from everystep.cli.prune import prune
+from everystep.cli.runs import RunName, bucket_of, documents_of, shown
 from everystep.cli.selfcheck import selfcheck
 from everystep.cli.states import diff, export, tag
 from everystep.cli.status import run_status
 from everystep.format.base import Point
 from everystep.store.bases import read_index
 from everystep.store.bisect import first_bad_step, metric_of
+from everystep.store.bucket import is_url
 from everystep.store.reader import open_run
 from everystep.store.tags import tags_by_point
 
@@ -29,7 +31,6 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-RunPath = Annotated[Path, typer.Argument(help="The run's directory.", show_default=False)]
 Json = output.Json
 
 
@@ -50,10 +51,10 @@ def everystep(
 
 
 @app.command()
-def status(run: RunPath, json: Json = False) -> None:
+def status(run: RunName, json: Json = False) -> None:
     """What each fault would cost right now."""
     with output.refusals(json):
-        document = run_status(run.absolute())
+        document = run_status(documents_of(run).absolute(), bucket_of(run))
 
     def render() -> Iterator[Any]:
         yield f"[bold]{document['summary']}[/bold]"
@@ -68,10 +69,10 @@ def status(run: RunPath, json: Json = False) -> None:
 
 
 @app.command("ls")
-def list_steps(run: RunPath, json: Json = False) -> None:
+def list_steps(run: RunName, json: Json = False) -> None:
     """The retained steps of a run."""
     with output.refusals(json):
-        stored = open_run(run)
+        stored = open_run(documents_of(run))
         names = tags_by_point(stored.tags)
     bases: list[dict[str, Any]] = [
         {
@@ -90,7 +91,7 @@ def list_steps(run: RunPath, json: Json = False) -> None:
         {"step": point.step, "epoch": point.epoch, "tags": tags} for point, tags in names.items()
     ]
     document = {
-        "run": str(stored.path),
+        "run": shown(run),
         "run_id": stored.run_id,
         "bases": bases,
         "pinned_elsewhere": rewound,
@@ -98,7 +99,7 @@ def list_steps(run: RunPath, json: Json = False) -> None:
 
     def render() -> Iterator[Any]:
         yield output.columns(
-            str(stored.path),
+            shown(run),
             ("step", "epoch", "written", "size", "new bytes", "metric", "tags"),
             (
                 (
@@ -122,7 +123,7 @@ def list_steps(run: RunPath, json: Json = False) -> None:
 
 @app.command()
 def restore(
-    run: RunPath,
+    run: RunName,
     step: Annotated[int, typer.Option(help="Any step between the oldest base and the newest.")],
     json: Json = False,
 ) -> None:
@@ -130,7 +131,7 @@ def restore(
     from everystep.cli.restore import restore_to
 
     with output.refusals(json):
-        document = restore_to(run.absolute(), step)
+        document = restore_to(open_run(run).path, step)
 
     def render() -> Iterator[Any]:
         logged = document["redone_from_the_log"]
@@ -142,7 +143,7 @@ def restore(
 
 @app.command()
 def bisect(
-    run: RunPath,
+    run: RunName,
     metric: Annotated[
         str,
         typer.Option(help="nonfinite, max-abs=LIMIT, norm=LIMIT, or module:function of tensors."),
@@ -168,7 +169,7 @@ def bisect(
 
 @app.command()
 def inspect(
-    run: RunPath,
+    run: RunName,
     step: Annotated[
         str | None, typer.Argument(help="A retained step or a tag; the newest if absent.")
     ] = None,
@@ -176,7 +177,7 @@ def inspect(
 ) -> None:
     """What a base holds: atoms, optimizers, files."""
     with output.refusals(json):
-        stored = open_run(run)
+        stored = open_run(documents_of(run))
         found = stored.find(step) if step is not None else None
         index = stored.index() if found is None else read_index(stored.path, found)
         tags = [n for n, c in stored.tags.items() if c.point == Point(index.epoch, index.step)]
@@ -229,13 +230,16 @@ def inspect(
 
 
 @app.command()
-def verify(run: RunPath, json: Json = False) -> None:
+def verify(run: RunName, json: Json = False) -> None:
     """Read every committed byte and compare it with its checksum."""
     began = time.perf_counter()
     with output.refusals(json), output.byte_progress("verify", json) as progress:
-        from everystep.store.verify import verify_run
+        from everystep.store.verify import verify_bucket, verify_run
 
-        report = verify_run(run.absolute(), progress)
+        local = not is_url(run)
+        report = (
+            verify_run(Path(run).absolute(), progress) if local else verify_bucket(run, progress)
+        )
     seconds = time.perf_counter() - began
     document = {
         "ok": not report.problems,

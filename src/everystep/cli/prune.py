@@ -13,6 +13,7 @@ import msgspec
 import typer
 
 from everystep.cli import output
+from everystep.cli.runs import RunName
 from everystep.core.retention import Rules
 from everystep.errors import RunBusy
 from everystep.format.base import Manifest
@@ -22,6 +23,7 @@ from everystep.options import Options
 from everystep.store import layout
 from everystep.store.epoch import EpochWriter
 from everystep.store.log import old_segments
+from everystep.store.reader import open_run
 from everystep.store.retention import (
     Plan,
     frontier,
@@ -35,7 +37,7 @@ Count = Annotated[int | None, typer.Option(show_default=False)]
 
 
 def prune(
-    run: Annotated[Path, typer.Argument(help="The run's directory.", show_default=False)],
+    run: RunName,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
     force: Annotated[
         bool, typer.Option("--force", help="Although it cannot be seen whether its writer lives.")
@@ -59,7 +61,7 @@ def prune(
     }
     changes = {name: value for name, value in given.items() if value is not None}
     with output.refusals(json):
-        document = prune_run(run.absolute(), changes, dry_run=dry_run, force=force)
+        document = prune_run(open_run(run).path, changes, dry_run=dry_run, force=force)
     output.show(document, json, lambda: _render(document))
     raise typer.Exit(output.PROBLEM if document["problems"] else 0)
 

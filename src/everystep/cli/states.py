@@ -10,11 +10,11 @@ from typing import Annotated, Any
 import typer
 
 from everystep.cli import output
+from everystep.cli.runs import RunName
 from everystep.errors import StepUnavailable
 from everystep.store.reader import open_run
 from everystep.store.tags import remove_tag, set_tag
 
-RunPath = Annotated[Path, typer.Argument(help="The run's directory.", show_default=False)]
 Step = Annotated[str, typer.Argument(help="A retained step, a tag, or latest.", show_default=False)]
 Json = output.Json
 
@@ -25,16 +25,16 @@ class Format(StrEnum):
 
 
 def tag(
-    run: RunPath,
+    run: RunName,
     step: Step,
     name: Annotated[str, typer.Argument(help="Of the tag.", show_default=False)],
     remove: Annotated[bool, typer.Option("--remove", help="Take the tag away.")] = False,
     json: Json = False,
 ) -> None:
     """Pin the base of a step under a name: no retention rule removes it."""
-    path = run.absolute()
     with output.refusals(json):
-        stored = open_run(path)
+        stored = open_run(run)
+        path = stored.path
         candidate = stored.find(step)
         if remove:
             _check_place(stored.find(name).entry.step, candidate.entry.step, name)
@@ -54,15 +54,15 @@ def _check_place(found: int, expected: int, name: str) -> None:
 
 
 def diff(
-    run: RunPath,
+    run: RunName,
     a: Step,
     b: Step,
     slots: Annotated[bool, typer.Option("--slots", help="Optimizer slots too.")] = False,
     json: Json = False,
 ) -> None:
     """How far two steps are apart: what changed, by how much, atom by atom."""
-    path = run.absolute()
     with output.refusals(json):
+        path = open_run(run).path
         from everystep.recover.diff import Difference, compare, total
         from everystep.recover.state import open_state
 
@@ -107,7 +107,7 @@ def _cells(d: dict[str, Any]) -> tuple[str, ...]:
 
 
 def export(
-    run: RunPath,
+    run: RunName,
     step: Step,
     to: Annotated[Format, typer.Option(help="What the file is to be.", show_default=False)],
     file: Annotated[
@@ -119,8 +119,8 @@ def export(
     json: Json = False,
 ) -> None:
     """A step as a file: the weights as safetensors, or model and optimizer as torch saves them."""
-    path = run.absolute()
     with output.refusals(json), output.byte_progress("export", json) as progress:
+        path = open_run(run).path
         from everystep.recover.state import open_state
 
         state = open_state(path, step)

@@ -14,12 +14,15 @@ from everystep.store.bases import read_index
 from everystep.store.runs import identify, read_lineage
 
 
-def run_status(run: Path) -> dict[str, Any]:
+def run_status(run: Path, bucket: str | None = None) -> dict[str, Any]:
     """The document behind `everystep status`; the same as `run.status()` without the trainer's part."""
     card = read_card(runtime_dir(str(run)))
     document: dict[str, Any] = {"run": str(run)}
     if card is None:
         document |= _from_store(run)
+        if bucket is not None:  # these are its documents
+            there = {"url": bucket, "step": document["durable_step"]}
+            document |= {"run": bucket, "bucket": there}
     else:
         try:
             document |= ask(card.control, AskStatus(), timeout_seconds=5).status

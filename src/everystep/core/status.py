@@ -15,7 +15,9 @@ def summary(status: Mapping[str, Any]) -> str:
     age = status.get("durable_age_seconds")
     host = _step(durable) + (f", {_minutes(age)} old" if age is not None else "")
     exact = status.get("exactness") or "exactness unknown"
-    return f"process dies → {_step(process)}; host dies → {host}; {exact}"
+    bucket = status.get("bucket")
+    lost = f"; disk lost → {_step(bucket['step'])}" if bucket else ""
+    return f"process dies → {_step(process)}; host dies → {host}{lost}; {exact}"
 
 
 def _step(step: int | None) -> str:

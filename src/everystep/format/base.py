@@ -61,6 +61,7 @@ class Manifest(msgspec.Struct, frozen=True):
     dropped: tuple[Point, ...] = ()  # bases of earlier epochs that retention has removed
     slimmed: tuple[Point, ...] = ()  # bases of any epoch of which only the weights are left
     rules: Rules = Rules()  # what this writer keeps
+    token: str = ""  # tells this epoch from one of the same number, claimed on another host
 
 
 class StoredFile(msgspec.Struct, frozen=True):

@@ -20,6 +20,7 @@ from everystep.format.base import Point
 from everystep.format.log import LoggedRecord, census_digest
 from everystep.shadow.logcodec import LogCodec
 from everystep.store.log import LogWriter
+from everystep.store.ship_log import LogEnd
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +44,7 @@ class LogKeeper:
         self._fenced = False
         self._failures, self._retry_at = 0, 0.0
         self.step: int | None = None  # the newest record that is on the disk
+        self.end: LogEnd | None = None  # where that record ends: up to there the log can be shipped
         self.time = 0.0
         self.bytes_written = 0
         self.problem = ""
@@ -135,6 +137,7 @@ class LogKeeper:
             self._writer.close()
         self.bytes_written += self._writer.append(batch)
         self.step, self.time = batch[-1].step, time.time()
+        self.end = LogEnd(*self._writer.end, self.step)
 
 
 def _is_base(entries: Sequence[tuple[list[Event], memoryview]], census: Census) -> bool:

@@ -37,3 +37,5 @@ class Opening(msgspec.Struct, frozen=True):
     rules: Rules
     idle_exit: str
     arena_dir: str | None
+    bucket: str | None = None
+    bucket_bytes_per_second: int = 0

@@ -34,6 +34,7 @@ from everystep.shadow.outlook import Outlook
 from everystep.shadow.persist import Persister
 from everystep.shadow.replica import Replica
 from everystep.shadow.report import describe_intake, describe_store
+from everystep.shadow.shipper import Shipper
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +43,7 @@ _POLL_MS_MIN, _POLL_MS_MAX = 2, 50
 _ANNOUNCE_SECONDS = 5.0
 _CATCH_UP_SECONDS = 30.0
 _LAST_SECONDS = 5.0
+_SHIP_LAST_SECONDS = 20.0
 _START_OVER_MAX = 5
 _GIVE_UP_IDLES = 10  # a store that fails for this many idle times is not waited for any longer
 
@@ -84,6 +86,7 @@ class Shadow:
         )
         if self.log is not None:
             self.intake.on_record = self.log.offer
+        self.shipper = Shipper(Path(opening.run), opening.bucket, opening.bucket_bytes_per_second)
         self.control = control.ControlServer(self._card.control)
         self.board = control.NoticeBoard(self._card.control)
         self.descriptors = DescriptorServer(Path(self._card.descriptors))
@@ -301,6 +304,8 @@ class Shadow:
                 fits=self.persister.base_fits(self.opening.census),
                 now=leaving,
             )
+        if self._alone:
+            self.shipper.look_after(self.persister.state.epoch, self.log)
         if self._distrusted:
             return  # nothing that could be written
         if not self._trainer_alive and self._drained and self._alone:
@@ -327,7 +332,7 @@ class Shadow:
     def _go_away_when_idle(self) -> None:
         idle = time.monotonic() - self._idle_since
         patience = duration_seconds("idle_exit", self.options.idle_exit)
-        nothing_to_save = not self.keeper.has_news
+        nothing_to_save = not self.keeper.has_news and self.shipper.settled(self.persister.state)
         if (
             self._drained
             and not self.persister.busy
@@ -413,10 +418,14 @@ class Shadow:
     ) -> bool:
         state = self.persister.state
         if state.durable is not None and state.durable.step >= request.step:
+            closes = isinstance(request, control.AskClose)
+            if closes and not self.shipper.settled(state):
+                return False
             status = self.status()
             self.board.put_up(status)  # the writer may have got done since this was done last
-            self.control.answer(route, control.Answer(status=status))
-            self._done |= isinstance(request, control.AskClose)
+            left = self.shipper.problem if closes else ""
+            self.control.answer(route, control.Answer(status=status, error=left))
+            self._done |= closes
             return True
         if self.intake.drifted and self._drained:
             self.control.answer(route, control.Answer(repair=True))
@@ -437,7 +446,7 @@ class Shadow:
             "trainer_pid": self.opening.trainer_pid if self._trainer_alive else None,
             "warm": self._warm,
             **describe_intake(self.intake),
-            **describe_store(self.persister, self.log),
+            **describe_store(self.persister, self.log, self.shipper),
             "disk_forecast": self._outlook.latest,
             "outlives_trainer": self.opening.survival.outlives,
             "outlives_why": self.opening.survival.because,
@@ -448,7 +457,7 @@ class Shadow:
     @property
     def _trouble(self) -> str:
         logged = self.log.problem if self.log else ""
-        return self.persister.state.problem or self._problem or logged
+        return self.persister.state.problem or self._problem or logged or self.shipper.problem
 
     # ------------------------------------------------------------------ the end
 
@@ -459,6 +468,7 @@ class Shadow:
         if not self._retired:
             self.persister.wait(_LAST_SECONDS)  # old bases and logs are still being removed
             remove_card(self._folder, os.getpid())
+            self.shipper.finish(self.persister.state, _SHIP_LAST_SECONDS)
         self.descriptors.close()
         self.control.close()
         for address in (self._card.control, control.board_of(self._card.control)):

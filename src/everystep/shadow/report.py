@@ -8,6 +8,7 @@ from typing import Any
 from everystep.shadow.intake import Intake
 from everystep.shadow.logkeeper import LogKeeper
 from everystep.shadow.persist import Persister
+from everystep.shadow.shipper import Shipper
 
 _DAY_SECONDS = 86400.0
 
@@ -40,7 +41,7 @@ def describe_intake(intake: Intake) -> dict[str, Any]:
     }
 
 
-def describe_store(persister: Persister, log: LogKeeper | None) -> dict[str, Any]:
+def describe_store(persister: Persister, log: LogKeeper | None, shipper: Shipper) -> dict[str, Any]:
     """What is durable, by bases or by the log behind them, and at which rate the disk is worn."""
     state = persister.state
     elapsed = max(time.monotonic() - persister.started, 60.0)
@@ -60,4 +61,5 @@ def describe_store(persister: Persister, log: LogKeeper | None) -> dict[str, Any
         "durable_write_bytes_per_second": state.write_bytes_per_second,
         "durable_bytes_per_day": total * _DAY_SECONDS / elapsed,
         "writing": persister.busy,
+        "bucket": shipper.describe(state, step),
     }

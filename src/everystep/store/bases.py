@@ -202,11 +202,17 @@ def open_checked(run: Path, file: StoredFile) -> memoryview:
     view = map_file(path)
     if len(view) != file.bytes or len(file.chunks) != -(-len(view) // CHUNK_BYTES):
         raise CorruptData(f"read {path}: {len(view)} bytes, the index says {file.bytes}")
-    for i, expected in enumerate(file.chunks):
-        found = xxhash.xxh3_64_hexdigest(view[i * CHUNK_BYTES : (i + 1) * CHUNK_BYTES])
+    check_chunks(view, 0, file, f"read {path}")
+    return view
+
+
+def check_chunks(part: memoryview, at: int, file: StoredFile, operation: str) -> None:
+    """Compare a part of a file that begins at a whole chunk with what the index says of it."""
+    for i in range(0, len(part), CHUNK_BYTES):
+        found = xxhash.xxh3_64_hexdigest(part[i : i + CHUNK_BYTES])
+        expected = file.chunks[(at + i) // CHUNK_BYTES]
         if found != expected:
             raise CorruptData(
-                f"read {path} at byte {i * CHUNK_BYTES}: chunk checksum {found}, index says {expected}",
+                f"{operation} at byte {at + i}: chunk checksum {found}, index says {expected}",
                 hint="this base is damaged and will be skipped; everystep verify lists what is left",
             )
-    return view

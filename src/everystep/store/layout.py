@@ -44,6 +44,13 @@ def epoch_numbers(run: Path) -> list[int]:
     return sorted((int(name) for name in names if name.isdigit()), reverse=True)
 
 
+def epoch_of(path: str) -> int | None:
+    """The epoch that a file lies in, by its path below the run; None: it is not ours."""
+    words = path.split("/")
+    ours = len(words) > 3 and words[0] == "epochs" and words[1].isdigit()
+    return int(words[1]) if ours else None
+
+
 def log_dir(run: Path, epoch: int) -> Path:
     return epoch_dir(run, epoch) / "log"
 

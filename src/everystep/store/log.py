@@ -59,6 +59,12 @@ class LogWriter:
         self._counts = True
         return stream.bytes - before
 
+    @property
+    def end(self) -> tuple[Path, int]:
+        """The segment that was written last, and how far it is synced."""
+        assert self._path is not None and self._stream is not None
+        return self._path, self._stream.bytes
+
     def _begin(self, after: int) -> StreamWriter:
         self.close()
         header = SegmentHeader(self._run_id, self._epoch, after, self._census)

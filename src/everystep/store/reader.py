@@ -11,6 +11,7 @@ from everystep.format.base import BaseIndex
 from everystep.store.bases import BaseReader, read_index
 from everystep.store.runs import Candidate, read_lineage
 from everystep.store.tags import LATEST, read_tags
+from everystep.store.tiers import bring, locate
 from everystep.store.verify import Report, verify_run
 
 if TYPE_CHECKING:
@@ -20,8 +21,11 @@ _NO_NUMPY_TYPE = {"bfloat16": "uint16", "float8_e4m3fn": "uint8", "float8_e5m2":
 
 
 def open_run(path: str | Path) -> StoredRun:
-    """Open a run for reading; the directory must hold one."""
-    return StoredRun(Path(path).absolute())
+    """Open a run for reading; the directory, or the bucket, must hold one."""
+    folder, bucket = locate(path)
+    if bucket is not None:
+        bring(folder, bucket, heal=False)  # somebody may be writing there
+    return StoredRun(folder)
 
 
 class StoredRun:

@@ -57,7 +57,7 @@ def read_run(run: Path) -> RunDocument | None:
     return None
 
 
-def create_run(run: Path) -> RunDocument:
+def create_run(run: Path, given: RunDocument | None = None) -> RunDocument:
     """Make the directory a run if it is not one yet; of two racing creators one wins."""
     document = read_run(run)
     if document is None:
@@ -66,7 +66,7 @@ def create_run(run: Path) -> RunDocument:
             with contextlib.suppress(PermissionError):
                 sync_dir(parent)
         created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        data = pack_document("run", RunDocument(uuid.uuid4().hex, created))
+        data = pack_document("run", given or RunDocument(uuid.uuid4().hex, created))
         temporary = run / f"{layout.TEMPORARY_PREFIX}run-{os.getpid()}"
         write_document(temporary, data)
         try:
@@ -97,7 +97,17 @@ def claim_epoch(run: Path, continues: Point | None, rules: Rules = _DEFAULT_RULE
     dropped, slimmed = _removed(run, {p.epoch for p in (continues, *ancestors) if p})
     host, pid = socket.gethostname(), os.getpid()
     manifest = Manifest(
-        run_id, number, continues, host, pid, (), ancestors, dropped, slimmed, rules
+        run_id,
+        number,
+        continues,
+        host,
+        pid,
+        (),
+        ancestors,
+        dropped,
+        slimmed,
+        rules,
+        token=uuid.uuid4().hex,
     )
     write_manifest(run, manifest)
     sync_dir(run / "epochs")

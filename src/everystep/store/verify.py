@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
 from everystep.core.census import Census
-from everystep.errors import StoreError
+from everystep.errors import NotARun, StoreError
 from everystep.format.base import Point, StoredFile
 from everystep.store.bases import open_checked, read_index
+from everystep.store.bucket import Bucket
+from everystep.store.bucket_commits import read_newest
+from everystep.store.fetch import Fetcher, check_object, fetch_documents
 from everystep.store.log import LogReader
 from everystep.store.runs import Candidate, Lineage, read_lineage
 from everystep.store.tags import read_tags
@@ -28,10 +32,32 @@ class Report(NamedTuple):
     notes: list[str]  # where the log ends, if not at a whole record: a crash leaves that behind
 
 
+Progress = Callable[[int, int], None]  # told bytes done and bytes in all
+
+
+def _silent(done: int, total: int) -> None:
+    pass
+
+
+def verify_bucket(url: str, progress: Progress = _silent) -> Report:
+    """The same for what a bucket holds: every byte is read from there, none is kept."""
+    bucket = Bucket(url)
+    commit = read_newest(bucket)
+    if commit is None:
+        raise NotARun(f"open {url}: there is no run", hint="check the URL")
+    with tempfile.TemporaryDirectory(prefix="everystep-") as folder:
+        lineage = fetch_documents(bucket, commit, Path(folder))
+        Fetcher(bucket, Path(folder), Path(folder)).log(lineage)
+        return verify_run(Path(folder), progress, lambda file: check_object(bucket, file))
+
+
 def verify_run(
-    run: Path, progress: Callable[[int, int], None] = lambda done, total: None
+    run: Path,
+    progress: Progress = _silent,
+    check: Callable[[StoredFile], object] | None = None,
 ) -> Report:
-    """Check documents, indexes and all chunks; `progress` is told bytes done and bytes in all."""
+    """Check documents, indexes and all chunks."""
+    check = check or (lambda file: open_checked(run, file))
     lineage = read_lineage(run)
     problems = list(lineage.problems)
     indexes: list[tuple[Candidate, tuple[StoredFile, ...]]] = []
@@ -48,7 +74,7 @@ def verify_run(
     total, done = sum(file.bytes for file in files.values()), 0
     bad: set[str] = set()
     with ThreadPoolExecutor(_THREADS) as pool:
-        for file, problem in pool.map(lambda f: (f, _problem(run, f)), files.values()):
+        for file, problem in pool.map(lambda f: (f, _problem(check, f)), files.values()):
             if problem:
                 problems.append(problem)
                 bad.add(file.path)
@@ -74,9 +100,9 @@ def _pinned_elsewhere(run: Path, lineage: Lineage, problems: list[str]) -> list[
     return list({c.point: c for c in pinned if c.point not in known}.values())
 
 
-def _problem(run: Path, file: StoredFile) -> str | None:
+def _problem(check: Callable[[StoredFile], object], file: StoredFile) -> str | None:
     try:
-        open_checked(run, file)
+        check(file)
     except StoreError as error:
         return str(error).partition("\nhint:")[0]
     return None

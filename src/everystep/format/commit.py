@@ -1,0 +1,38 @@
+"""The document of a bucket: what counts in it, all in one object."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import msgspec
+
+from everystep.format.base import Manifest, Point, RunDocument
+
+_WHATEVER_STEP = 1 << 62  # of an epoch that is continued wherever it ends
+
+
+class Commit(msgspec.Struct, frozen=True):
+    """Numbered one after the other, each put only if its number is free: who finds it taken has lost the run.
+    `manifests` are those of the lineage, oldest first."""
+
+    number: int
+    run: RunDocument
+    epoch: int  # the one whose writer made it
+    token: str  # of that epoch
+    manifests: tuple[Manifest, ...]
+
+
+def only_present(manifest: Manifest, present: Collection[Point]) -> Manifest:
+    """A manifest that names no base but those."""
+    bases = tuple(e for e in manifest.bases if Point(manifest.epoch, e.step) in present)
+    return msgspec.structs.replace(manifest, bases=bases)
+
+
+def claiming(manifest: Manifest, before: Sequence[Manifest]) -> Manifest:
+    """The manifest of an epoch that has put nothing yet: it changes nothing in what counts."""
+    newest = max(before, key=lambda m: m.epoch, default=None)
+    continues = Point(newest.epoch, _WHATEVER_STEP) if newest else None
+    before_it = (newest.continues, *newest.ancestors) if newest and newest.continues else ()
+    return msgspec.structs.replace(
+        manifest, bases=(), dropped=(), continues=continues, ancestors=before_it
+    )

@@ -1,0 +1,132 @@
+"""What counts in a bucket: numbered commits, each put only if its number is free.
+
+An epoch is claimed by its first commit. Whoever finds a number taken was replaced: it is fenced, and what
+it put before, nobody reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from everystep.errors import CorruptData, Fenced, StoreError, UsageError
+from everystep.format.base import Manifest, RunDocument
+from everystep.format.commit import Commit, claiming
+from everystep.format.document import pack_document, unpack_document
+from everystep.store.bucket import Bucket
+from everystep.store.runs import read_manifest
+
+_FOLDER = "commits"
+_TRIES = 5
+
+
+def commit_path(number: int) -> str:
+    return f"{_FOLDER}/{number:012d}.json"
+
+
+def commit_numbers(bucket: Bucket) -> list[int]:
+    """Newest first."""
+    names = [path.rpartition("/")[2].removesuffix(".json") for path in bucket.listing(_FOLDER)]
+    return sorted((int(name) for name in names if name.isdigit()), reverse=True)
+
+
+def read_newest(bucket: Bucket) -> Commit | None:
+    """The newest commit that checks out; None if the bucket holds no run."""
+    for _ in range(_TRIES):
+        numbers = commit_numbers(bucket)
+        problem: CorruptData | None = None
+        for number in numbers:
+            path = commit_path(number)
+            data = bucket.read(path)
+            if data is None:
+                continue  # removed since it was listed: newer ones are there
+            try:
+                return unpack_document("commit", data, Commit, f"{bucket.url}/{path}")
+            except CorruptData as error:
+                problem = problem or error
+        if problem is not None:
+            raise problem
+        if not numbers:
+            return None
+    raise StoreError(f"read {bucket.url}: its commits change faster than they can be read")
+
+
+class CommitWriter:
+    """Commits to a bucket for one epoch. Owned by one thread."""
+
+    def __init__(self, bucket: Bucket, run: Path, manifest: Manifest) -> None:
+        self._bucket, self._run, self._manifest = bucket, run, manifest
+        self._epoch, self._token = manifest.epoch, manifest.token
+        self._number: int | None = None  # of our newest commit; None: the epoch is not claimed yet
+
+    @property
+    def claimed(self) -> bool:
+        return self._number is not None
+
+    def claim(self, run: RunDocument) -> None:
+        """Take the bucket over for our epoch, if it knows of nothing that we do not."""
+        for _ in range(_TRIES):
+            numbers = commit_numbers(self._bucket)
+            newest = read_newest(self._bucket) if numbers else None
+            if newest is not None and self._is_ours(newest):
+                self._number = newest.number
+                return
+            self._check(run, newest)
+            before = newest.manifests if newest else ()
+            claim = (*before, claiming(self._manifest, before))
+            if self._put(max(numbers, default=0) + 1, run, claim):
+                return
+        raise StoreError(f"claim epoch {self._epoch} in {self._bucket.url}: others keep committing")
+
+    def _check(self, run: RunDocument, newest: Commit | None) -> None:
+        if newest is None:
+            return
+        if newest.run.run_id != run.run_id:
+            raise UsageError(
+                f"ship {self._run} to {self._bucket.url}: it holds run {newest.run.run_id}, not "
+                f"{run.run_id}",
+                hint="give this run a prefix of its own",
+            )
+        known = read_manifest(self._run, newest.epoch)
+        if newest.epoch > self._epoch or known is None or known.token != newest.token:
+            raise self._fenced(f"an epoch {newest.epoch} that is not of this directory owns it")
+
+    def commit(self, run: RunDocument, manifests: Sequence[Manifest]) -> None:
+        for _ in range(_TRIES):
+            self.check_fence()
+            assert self._number is not None
+            if self._put(self._number + 1, run, tuple(manifests)):
+                return
+        raise self._fenced("another epoch owns it")
+
+    def check_fence(self) -> None:
+        """Raise unless the newest commit is ours. One may have been put though its answer was lost."""
+        numbers = commit_numbers(self._bucket)
+        if self._number is None or max(numbers, default=0) <= self._number:
+            return
+        newest = read_newest(self._bucket)
+        if newest is None or not self._is_ours(newest):
+            raise self._fenced("another epoch owns it")
+        self._number = newest.number
+
+    def _is_ours(self, commit: Commit) -> bool:
+        return (commit.epoch, commit.token) == (self._epoch, self._token)
+
+    def remove_old(self) -> None:
+        """A reader may just have listed the one before the newest: that one stays."""
+        assert self._number is not None
+        old = [n for n in commit_numbers(self._bucket) if n < self._number - 1]
+        self._bucket.delete(map(commit_path, old))
+
+    def _put(self, number: int, run: RunDocument, manifests: tuple[Manifest, ...]) -> bool:
+        commit = Commit(number, run, self._epoch, self._token, manifests)
+        if not self._bucket.create(commit_path(number), pack_document("commit", commit)):
+            return False
+        self._number = number
+        return True
+
+    def _fenced(self, why: str) -> Fenced:
+        return Fenced(
+            f"commit to {self._bucket.url} in epoch {self._epoch}: {why}",
+            hint="another host has gone on with this run; stop this trainer, or give it another bucket",
+        )

@@ -1,0 +1,202 @@
+"""Puts a run's bases into a bucket, behind the local directory: files, index, then a commit that names them.
+
+So whoever reads the bucket never finds a base named that is not there whole.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from everystep.errors import CorruptData
+from everystep.format.base import Manifest, Point, RunDocument, StoredFile
+from everystep.format.commit import only_present
+from everystep.store import layout
+from everystep.store.bases import check_chunks, read_index
+from everystep.store.bucket import PART_BYTES, Bucket
+from everystep.store.bucket_commits import CommitWriter
+from everystep.store.mapped import map_file
+from everystep.store.runs import Candidate, check_fence, read_lineage, read_manifest, read_run
+from everystep.store.ship_log import is_log_part
+
+Sent = Callable[[int], None]  # told of every part that goes out; waits if that was too fast
+
+
+class LocalTier(NamedTuple):
+    """What counts in the local directory at one moment."""
+
+    run: RunDocument
+    manifests: tuple[Manifest, ...]
+    candidates: list[Candidate]  # newest first
+
+
+def read_tier(run: Path) -> LocalTier:
+    lineage = read_lineage(run)
+    document = read_run(run)
+    assert document is not None
+    manifests = [read_manifest(run, epoch) for epoch, _ in lineage.path]
+    return LocalTier(document, tuple(m for m in manifests if m), lineage.candidates)
+
+
+class Throttle:
+    """Keeps what is sent below a rate, by all threads together; a rate of 0 is none."""
+
+    def __init__(self, bytes_per_second: int) -> None:
+        self._rate = bytes_per_second
+        self._lock = threading.Lock()
+        self._free_at = 0.0  # a pause is not saved up for a burst
+        self.total = 0
+
+    def __call__(self, size: int) -> None:
+        """Returns when so many bytes may go."""
+        with self._lock:
+            now = time.monotonic()
+            took = size / self._rate if self._rate else 0.0
+            self._free_at = max(self._free_at, now) + took
+            pause = self._free_at - now
+            self.total += size
+        time.sleep(pause)
+
+
+class BaseShipper:
+    """One epoch's way into the bucket. Owned by one thread."""
+
+    def __init__(self, bucket: Bucket, run: Path, epoch: int, sent: Sent) -> None:
+        self._bucket, self._run, self._epoch, self._sent = bucket, run, epoch, sent
+        self._commits: CommitWriter | None = None
+        self._done: Manifest | None = None  # our own, when everything that counted here was shipped
+        self._committed: tuple[Manifest, ...] = ()
+        self.newest: Candidate | None = None  # the newest base that the bucket names
+        self.behind_bytes = 0
+
+    @property
+    def claimed(self) -> bool:
+        return self._commits is not None and self._commits.claimed
+
+    def turn(self) -> None:
+        """Bring the bucket to what counts here now; when it raises, what the bucket names is still there."""
+        own = read_manifest(self._run, self._epoch)
+        if own is None or own == self._done:
+            return  # whatever changes here changes our own manifest
+        check_fence(self._run, self._epoch)
+        tier = read_tier(self._run)
+        self._commits = self._commits or CommitWriter(self._bucket, self._run, own)
+        if not self.claimed:
+            self._commits.claim(tier.run)
+        if not tier.candidates:
+            return
+        there = self._bucket.listing("epochs")
+        tier = read_tier(self._run)  # after listing: what is there and not here was dropped here
+        bases, problem = _open_bases(self._run, tier)
+        problem = self._ship(self._commits, tier, bases, there) or problem
+        if problem is None:
+            self._remove_rest(self._commits, there, bases)
+            self._done = next((m for m in tier.manifests if m.epoch == self._epoch), None)
+        elif read_tier(self._run).manifests == tier.manifests:
+            raise problem  # not just dropped by retention meanwhile
+
+    def _ship(
+        self,
+        commits: CommitWriter,
+        tier: LocalTier,
+        bases: list[_LocalBase],
+        there: dict[str, int],
+    ) -> CorruptData | None:
+        """Newest first: it is worth most. Every base counts as soon as it is whole; what is rotten here
+        would be no use there."""
+        present = {base.point for base in bases if not base.missing(there)}
+        lacking = {path: size for base in bases for path, size in base.missing(there).items()}
+        self.behind_bytes = sum(lacking.values())
+        problem = None
+        for base in bases:
+            try:
+                for path in base.missing(there):
+                    base.put(self._bucket, path, self._count)
+                    there[path] = base.sizes[path]
+            except CorruptData as error:
+                problem = problem or error
+                continue
+            present.add(base.point)
+            self._commit(commits, tier, present)
+        return problem
+
+    def _count(self, size: int) -> None:
+        self.behind_bytes = max(0, self.behind_bytes - size)
+        self._sent(size)
+
+    def _commit(self, commits: CommitWriter, tier: LocalTier, present: set[Point]) -> None:
+        newest = next(c for c in tier.candidates if c.point in present)
+        manifests = tuple(only_present(m, present) for m in tier.manifests)
+        if manifests != self._committed:
+            commits.commit(tier.run, manifests)
+            self._committed, self.newest = manifests, newest
+
+    def _remove_rest(
+        self, commits: CommitWriter, there: Mapping[str, int], bases: list[_LocalBase]
+    ) -> None:
+        """What nothing here needs any more, now that the bucket names something newer. Newer epochs are not
+        ours to touch."""
+        needed = {path for base in bases for path in base.sizes}
+        old = [
+            path
+            for path in there
+            if layout.epoch_of(path) in range(self._epoch + 1)
+            and path not in needed
+            and not (is_log_part(path) and (self._run / path).parent.exists())
+        ]
+        commits.check_fence()
+        self._bucket.delete(old)
+        commits.remove_old()
+
+
+def _open_bases(run: Path, tier: LocalTier) -> tuple[list[_LocalBase], CorruptData | None]:
+    bases: list[_LocalBase] = []
+    problem = None
+    for candidate in tier.candidates:
+        try:
+            bases.append(_LocalBase(run, candidate))
+        except CorruptData as error:
+            problem = problem or error
+    return bases, problem
+
+
+class _LocalBase:
+    """A base of the local tier, held open: retention may remove its files meanwhile."""
+
+    def __init__(self, run: Path, candidate: Candidate) -> None:
+        self.candidate, self.point = candidate, candidate.point
+        index = read_index(run, candidate)
+        folder = layout.base_dir(run, candidate.epoch, candidate.entry.step)
+        self._index = str((folder / layout.INDEX).relative_to(run))
+        self._files = {file.path: file for file in index.files}
+        self._data = {path: map_file(run / path) for path in (*self._files, self._index)}
+        self.sizes = {path: len(data) for path, data in self._data.items()}  # the index comes last
+
+    def missing(self, there: Mapping[str, int]) -> dict[str, int]:
+        return {path: size for path, size in self.sizes.items() if there.get(path) != size}
+
+    def put(self, bucket: Bucket, path: str, sent: Sent) -> None:
+        data = self._data[path]
+        if path == self._index:
+            sent(len(data))
+            bucket.put(path, data)
+            return
+        parts = _checked_parts(self._files[path], data, sent)
+        if len(data) <= PART_BYTES:
+            bucket.put(path, b"".join(parts))
+        else:
+            bucket.put_parts(path, parts)
+
+
+def _checked_parts(file: StoredFile, data: memoryview, sent: Sent) -> Iterator[memoryview]:
+    """The bytes of a file, part by part, none of which goes out without its checksum being right."""
+    if len(data) != file.bytes:
+        raise CorruptData(f"ship {file.path}: {len(data)} bytes, expected {file.bytes}")
+    for at in range(0, file.bytes, PART_BYTES):
+        part = data[at : at + PART_BYTES]
+        check_chunks(part, at, file, f"ship {file.path}")
+        sent(len(part))
+        yield part

@@ -1,0 +1,146 @@
+"""The two tiers of a run: a local directory, and a bucket that is shipped behind it.
+
+`run="s3://bucket/prefix"` names the bucket alone; the directory then follows from the URL. Before anything is
+read, `bring` makes the directory hold what the newer of the two holds; all the rest works on the directory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import re
+import tempfile
+from pathlib import Path
+
+from everystep.core.tiers import EpochMark, newer_tier
+from everystep.errors import StoreError, UsageError
+from everystep.format.base import Manifest
+from everystep.format.commit import Commit
+from everystep.store import layout
+from everystep.store.bucket import Bucket, is_url
+from everystep.store.bucket_commits import read_newest
+from everystep.store.fetch import Fetcher, ensure_run, fetch_documents, remove_leftovers
+from everystep.store.runs import identify, read_lineage, read_manifest
+
+log = logging.getLogger("everystep")
+
+_TRIES = 3
+
+
+def locate(run: str | Path, bucket: str | None = None) -> tuple[Path, str | None]:
+    """A run's local directory, and the URL of its bucket if it has one."""
+    if not is_url(run):
+        return Path(run).absolute(), bucket
+    if bucket is not None and bucket != run:
+        raise UsageError(
+            f"run {run}: another bucket is given too, {bucket}",
+            hint="give one URL as run=, or a directory as run= and the URL as bucket=",
+        )
+    return local_dir(str(run)), str(run)
+
+
+def local_dir(url: str) -> Path:
+    """Where the local tier of a bucket's run lies, if no directory was given."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    root = Path(os.environ.get("EVERYSTEP_LOCAL_DIR") or cache / "everystep")
+    plain = url.rstrip("/")
+    readable = re.sub(r"[^A-Za-z0-9.]+", "-", plain)[-60:].strip("-")
+    return root.absolute() / f"{readable}-{hashlib.sha256(plain.encode()).hexdigest()[:8]}"
+
+
+def bring(run: Path, url: str, *, heal: bool = True) -> bool:
+    """Make the local directory hold the newer lineage of both tiers, whole; True if that is the bucket's.
+    `heal`: where it is the directory's own, what is damaged there is fetched."""
+    bucket = Bucket(url)
+    try:
+        commit = read_newest(bucket)
+    except StoreError as error:
+        if not _marks(run, None):
+            raise  # there may be something to resume: beginning anew would be wrong
+        log.warning("bucket_unreachable run=%s: going on from the directory: %s", run, error)
+        return False
+    if commit is None or not _bucket_is_newer(run, bucket, commit):
+        if commit is not None and heal:
+            _heal(run, bucket, commit)
+        return False
+    for _ in range(_TRIES):
+        try:
+            _fetch(run, bucket, commit)
+            return True
+        except StoreError:
+            now = read_newest(bucket)
+            if now is None or now == commit:
+                raise
+            commit = now  # its writer has gone on, and removed what was being read
+    raise StoreError(f"fetch {bucket.url}: it changes faster than it can be read")
+
+
+def _bucket_is_newer(run: Path, bucket: Bucket, commit: Commit) -> bool:
+    known = identify(run)[0]
+    if known is not None and known != commit.run.run_id:
+        raise UsageError(
+            f"open {run} with {bucket.url}: the directory holds run {known}, the bucket "
+            f"{commit.run.run_id}",
+            hint="give this run a directory and a prefix of its own",
+        )
+    winner = newer_tier(_marks(run, commit), _marks_of(commit.manifests))
+    if winner == "neither":
+        raise UsageError(
+            f"open {run} with {bucket.url}: both have gone on with this run, each on its own",
+            hint=f"move {run} away to go on from the bucket, or give another bucket to go on from here",
+        )
+    return winner == "bucket"
+
+
+def _fetch(run: Path, bucket: Bucket, commit: Commit) -> None:
+    remove_leftovers(run)
+    with tempfile.TemporaryDirectory(prefix="everystep-") as folder:
+        theirs = fetch_documents(bucket, commit, Path(folder))
+        fetcher = Fetcher(bucket, Path(folder), run)
+        fetcher.bases(theirs.candidates)
+        fetcher.log(theirs)
+        _set_aside_newer(run, max(m.epoch for m in commit.manifests))
+        fetcher.manifests(commit)
+    log.info("fetched run=%s from=%s bytes=%d", run, bucket.url, fetcher.bytes)
+
+
+def _heal(run: Path, bucket: Bucket, commit: Commit) -> None:
+    """What counts here and is damaged may still be whole there; recovery says what is not."""
+    try:
+        ensure_run(run, commit.run)
+        ours = read_lineage(run)
+        with tempfile.TemporaryDirectory(prefix="everystep-") as folder:
+            theirs = fetch_documents(bucket, commit, Path(folder)).candidates
+            fetcher = Fetcher(bucket, Path(folder), run)
+            fetcher.bases([candidate for candidate in ours.candidates if candidate in theirs])
+            fetcher.log(ours)
+    except StoreError as error:
+        log.warning("not_healed run=%s: %s", run, error)
+
+
+def _marks_of(manifests: tuple[Manifest, ...]) -> dict[int, EpochMark]:
+    steps = {m.epoch: max((e.step for e in m.bases), default=-1) for m in manifests}
+    return {m.epoch: EpochMark(m.token, steps[m.epoch]) for m in manifests}
+
+
+def _marks(run: Path, commit: Commit | None) -> dict[int, EpochMark]:
+    """Epochs of the directory that hold something, or that the bucket knows."""
+    known = {m.token for m in commit.manifests} if commit else set()
+    found = []
+    for epoch in layout.epoch_numbers(run):
+        try:
+            manifest = read_manifest(run, epoch)
+        except StoreError:
+            continue
+        holds = manifest is not None and (manifest.bases or layout.segments(run, epoch))
+        if manifest is not None and (holds or manifest.token in known):
+            found.append(manifest)
+    return _marks_of(tuple(found))
+
+
+def _set_aside_newer(run: Path, epoch: int) -> None:
+    """Epochs that were claimed here, hold nothing, and would hide the bucket's newest one."""
+    for number in layout.epoch_numbers(run):
+        if number > epoch:
+            (layout.epoch_dir(run, number) / layout.MANIFEST).unlink(missing_ok=True)

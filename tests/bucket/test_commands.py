@@ -1,0 +1,56 @@
+"""Commands that are given a bucket's URL."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from everystep.store import layout
+from everystep.store.bucket import Bucket
+
+from .hosts import Host
+
+
+def command(*words: str) -> tuple[int, dict[str, Any]]:
+    done = subprocess.run(
+        [sys.executable, "-m", "everystep", *words, "--json"], capture_output=True, text=True
+    )
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
+def test_commands_read_from_the_bucket(s3_url: str, tmp_path: Path, local_tiers: Path) -> None:
+    url = s3_url
+    host = Host(tmp_path / "a", url)
+    host.commit(1, 2, 3)
+    host.ship()
+    code, status = command("status", url)
+    assert code == 0 and status["bucket"] == {"url": url, "step": 3}
+    assert "disk lost → step 3" in status["summary"] and status["run"] == url
+    code, listed = command("ls", url)
+    assert code == 0 and [b["step"] for b in listed["bases"]] == [3, 2]
+    code, inside = command("inspect", url, "2")
+    assert code == 0 and inside["step"] == 2
+    assert not local_tiers.exists(), "documents are enough for these"
+    code, verified = command("verify", url)
+    assert code == 0 and verified["valid_steps"] == [2, 3]
+    assert not local_tiers.exists(), "the bucket itself is verified"
+    weights = next(p for p in Bucket(url).listing(f"epochs/000001/bases/{3:012d}") if "slots" in p)
+    data = bytearray(Bucket(url).read(weights) or b"")
+    data[-1] ^= 1
+    Bucket(url).put(weights, bytes(data))
+    code, verified = command("verify", url)
+    assert code == 1 and verified["valid_steps"] == [2]
+    Bucket(url).delete([f"epochs/000001/bases/{2:012d}/{layout.INDEX}"])
+    code, verified = command("verify", url)
+    assert code == 1 and verified["valid_steps"] == []
+
+
+def test_a_url_without_a_run(tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/bucket"
+    for words in (["ls"], ["status"], ["verify"], ["inspect"], ["bisect"]):
+        code, refused = command(*words, url)
+        assert code == 2 and refused["kind"] == "NotARun", words

@@ -1,0 +1,384 @@
+"""Directory and bucket: the newer lineage wins, zombies commit nothing, half a file never counts."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from crash.writer import CENSUS
+
+from everystep.core.census import Atom, Census
+from everystep.core.tiers import EpochMark, newer_tier
+from everystep.errors import CorruptData, Fenced, NotARun, StoreError, UsageError
+from everystep.format.base import Point, SessionValues
+from everystep.format.log import LoggedRecord, census_digest
+from everystep.store import layout
+from everystep.store.bases import Snapshot, SnapshotTensor
+from everystep.store.bucket import PART_BYTES, Bucket
+from everystep.store.bucket_commits import commit_numbers
+from everystep.store.log import LogReader, LogWriter
+from everystep.store.reader import open_run
+from everystep.store.runs import read_lineage
+from everystep.store.ship import Throttle
+from everystep.store.ship_log import LogEnd, LogShipper
+from everystep.store.tiers import bring, local_dir, locate
+from everystep.store.verify import verify_bucket, verify_run
+
+from .hosts import Host, bases_in_bucket, files_of, load, missing_in_bucket
+from .server import Proxy
+
+
+def test_the_directory_is_lost(url: str, tmp_path: Path) -> None:
+    first = Host(tmp_path / "a", url)
+    first.commit(1, 2, 3)
+    first.ship()
+    other = Host(tmp_path / "b", url)
+    assert other.bucket_won and load(other.run) == 3
+    assert files_of(other.run) == files_of(first.run)
+    assert verify_run(other.run).problems == []
+    other.commit(4)
+    other.ship()
+    shutil.rmtree(first.run)
+    assert open_run(url).steps == [3, 4]
+    assert load(local_dir(url)) == 4
+
+
+def test_large_files_go_in_parts(url: str, tmp_path: Path) -> None:
+    size = 2 * PART_BYTES + 123457
+    data = random.Random(3).randbytes(size)
+    one = SnapshotTensor(0, "", "uint8", (size,), 1, memoryview(data))
+    census = Census((Atom("large", "uint8", (size,)),), (), "exact")
+    host = Host(tmp_path / "a", url)
+    host.writer.commit(Snapshot(1, census, [one], SessionValues(1, b"", b"", (), ()), b"", 0))
+    host.ship()
+    assert verify_bucket(url).problems == []
+    assert open_run(url).tensors()["large"].tobytes() == data
+
+
+def test_retention_follows_the_directory(url: str, tmp_path: Path) -> None:
+    host = Host(tmp_path / "a", url)
+    for step in range(1, 7):
+        host.commit(step)
+        host.ship()
+        assert bases_in_bucket(url, tmp_path / str(step)) == {
+            c.point for c in read_lineage(host.run).candidates
+        }
+        assert Bucket(url).listing("epochs") == files_of(host.run)
+    assert len(commit_numbers(Bucket(url))) == 2
+
+
+def test_a_base_that_retention_drops_meanwhile_is_shipped_all_the_same(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slow bucket and quick bases: each would be gone before it was up."""
+    host = Host(tmp_path / "a", url, keep=1)
+    host.commit(1)
+    host.ship()
+    put = Bucket.put
+    steps = iter((3, 4))
+
+    def slow(self: Bucket, path: str, data: bytes) -> None:
+        for step in steps:
+            host.commit(step)
+        put(self, path, data)
+
+    host.commit(2)
+    monkeypatch.setattr(Bucket, "put", slow)
+    host.ship()
+    assert bases_in_bucket(url, tmp_path / "documents") == {Point(1, 2)}
+    assert missing_in_bucket(url, tmp_path / "documents") == []
+    host.ship()
+    assert bases_in_bucket(url, tmp_path / "documents") == {Point(1, 4)}
+
+
+def test_a_zombie_is_fenced(url: str, tmp_path: Path) -> None:
+    zombie = Host(tmp_path / "a", url)
+    zombie.commit(1)
+    zombie.ship()
+    owner = Host(tmp_path / "b", url)
+    owner.ship()
+    zombie.commit(9)
+    with pytest.raises(Fenced, match="another epoch owns it"):
+        zombie.ship()
+    owner.commit(2)
+    owner.ship()
+    with pytest.raises(Fenced):
+        zombie.ship()
+    assert load(Host(tmp_path / "c", url).run) == 2
+    assert missing_in_bucket(url, tmp_path / "documents") == []
+
+
+def test_commits_whose_answers_were_lost_are_our_own(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The put was done, nobody said so, and the bucket could not be asked: that is not another writer."""
+    create = Bucket.create
+
+    def deaf(self: Bucket, path: str, data: bytes) -> bool:
+        create(self, path, data)
+        raise StoreError("the answer was lost")
+
+    host = Host(tmp_path / "a", url)
+    for step in (1, 2, 3):
+        host.commit(step)
+        with monkeypatch.context() as patch, pytest.raises(StoreError, match="lost"):
+            patch.setattr(Bucket, "create", deaf)
+            host.ship()
+        host.ship()
+        assert load(Host(tmp_path / f"at{step}", url).run) == step
+        assert missing_in_bucket(url, tmp_path / f"documents{step}") == []
+
+
+def test_two_writers_race_for_an_epoch(url: str, tmp_path: Path) -> None:
+    first = Host(tmp_path / "a", url)
+    first.commit(1)
+    first.ship()
+    racers = [Host(tmp_path / name, url) for name in "bcde"]
+    assert {racer.writer.manifest.epoch for racer in racers} == {2}
+
+    def claim(racer: Host) -> bool:
+        try:
+            racer.ship()
+        except Fenced:
+            return False
+        return True
+
+    with ThreadPoolExecutor(4) as pool:
+        won = list(pool.map(claim, racers))
+    assert won.count(True) == 1
+    for step, racer in zip((10, 11, 12, 13), racers, strict=True):
+        racer.commit(step)
+    assert [claim(racer) for racer in racers] == won
+    winner = (10, 11, 12, 13)[won.index(True)]
+    assert load(Host(tmp_path / "f", url).run) == winner
+    loser = racers[won.index(False)]
+    with pytest.raises(UsageError, match="each on its own"):
+        bring(loser.run, url)
+
+
+def test_an_older_directory_is_brought_up(url: str, tmp_path: Path) -> None:
+    old = Host(tmp_path / "a", url)
+    old.commit(1, 2)
+    old.ship()
+    other = Host(tmp_path / "b", url)
+    other.commit(3, 4)
+    other.ship()
+    old.commit(9)  # it never heard of the other, and nobody goes on from there
+    again = Host(old.run, url)
+    assert again.bucket_won and load(again.run) == 4
+    again.commit(5)
+    again.ship()
+    assert load(Host(tmp_path / "c", url).run) == 5
+    assert not Host(again.run, url).bucket_won, "its own directory is the newer one"
+
+
+def test_an_epoch_that_holds_nothing_hides_nothing(url: str, tmp_path: Path) -> None:
+    first = Host(tmp_path / "a", url)
+    first.commit(1)
+    first.ship()
+    for _ in range(4):
+        Host(tmp_path / "b", url)  # claims, and dies before it has shipped anything
+    other = Host(tmp_path / "c", url)
+    other.commit(2)
+    other.ship()
+    claimed = Host(tmp_path / "d", url)
+    claimed.ship()  # claims in the bucket too, and dies
+    last = Host(tmp_path / "b", url)
+    assert last.bucket_won and load(last.run) == 2
+    last.commit(3)
+    last.ship()
+    assert load(Host(tmp_path / "e", url).run) == 3
+
+
+@pytest.mark.parametrize("damage", ["flip", "file", "index", "manifest", "run", "id", "older"])
+def test_a_broken_directory_is_healed(damage: str, tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/bucket"
+    host = Host(tmp_path / "a", url)
+    host.commit(1)
+    shutil.copytree(host.run, tmp_path / "then")
+    host.commit(2, 3)
+    host.ship()
+    run = host.run
+    base = layout.base_dir(run, 1, 3)
+    if damage == "flip":
+        data = bytearray((base / layout.SLOTS).read_bytes())
+        data[200] ^= 1
+        (base / layout.SLOTS).write_bytes(data)
+    elif damage == "id":
+        (run / layout.RUN_DOCUMENT).write_bytes(b"torn")
+    elif damage == "older":
+        shutil.rmtree(run)
+        (tmp_path / "then").rename(run)
+    else:
+        names = {"file": base / layout.WEIGHTS, "index": base / layout.INDEX}
+        names["manifest"] = layout.epoch_dir(run, 1) / layout.MANIFEST
+        names["run"] = run / layout.RUN_DOCUMENT
+        names[damage].unlink()
+    bring(run, url)
+    assert load(run) == 3
+    assert verify_run(run).problems == []
+
+
+def test_a_damaged_object_is_never_loaded(url: str, tmp_path: Path) -> None:
+    host = Host(tmp_path / "a", url)
+    host.commit(1)
+    host.ship()
+    path = next(p for p in Bucket(url).listing("epochs") if p.endswith(layout.WEIGHTS))
+    data = bytearray(Bucket(url).read(path) or b"")
+    data[len(data) // 2] ^= 1
+    Bucket(url).put(path, bytes(data))
+    with pytest.raises(CorruptData, match="checksum"):
+        bring(tmp_path / "b", url)
+    with pytest.raises(NotARun):
+        read_lineage(tmp_path / "b")
+    assert not list((tmp_path / "b").rglob(f"*{layout.WEIGHTS}*")), "half a file was left behind"
+
+
+def test_a_rotten_base_is_not_shipped(url: str, tmp_path: Path) -> None:
+    host = Host(tmp_path / "a", url)
+    host.commit(1, 2)
+    weights = layout.base_dir(host.run, 1, 2) / layout.WEIGHTS
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    with pytest.raises(CorruptData, match="checksum"):
+        host.ship()
+    assert bases_in_bucket(url, tmp_path / "documents") == {Point(1, 1)}
+    assert load(Host(tmp_path / "b", url).run) == 1
+
+
+def test_a_bucket_of_another_run_is_refused(url: str, tmp_path: Path) -> None:
+    host = Host(tmp_path / "a", url)
+    host.commit(1)
+    stranger = Host(tmp_path / "b", url)  # before the bucket held anything
+    stranger.commit(5)
+    host.ship()
+    with pytest.raises(UsageError, match="a prefix of its own") as caught:
+        stranger.ship()
+    assert "holds run" in str(caught.value)
+    with pytest.raises(UsageError, match="a prefix of its own"):
+        bring(stranger.run, url)
+
+
+def test_a_bucket_that_cannot_be_reached(proxy: Proxy, s3_url: str, tmp_path: Path) -> None:
+    host = Host(tmp_path / "a", s3_url)
+    host.commit(1)
+    host.ship()
+    proxy.refuses = True
+    assert load(Host(host.run, s3_url).run) == 1, "the directory is enough"
+    with pytest.raises(StoreError, match="503"):
+        bring(tmp_path / "b", s3_url)  # whether there is something to resume is not known
+
+
+def records(first: int, last: int) -> list[LoggedRecord]:
+    return [LoggedRecord(s, s - 1, memoryview(bytes([s]) * 3000)) for s in range(first, last + 1)]
+
+
+def test_the_log_is_shipped_as_it_grows(url: str, tmp_path: Path) -> None:
+    host = Host(tmp_path / "a", url)
+    host.commit(1)
+    host.ship()
+    writer = LogWriter(host.run, host.writer.manifest.run_id, 1, census_digest(CENSUS))
+    shipper = LogShipper(Bucket(url), host.run, 1, lambda _: None)
+    for step in (2, 4, 6):
+        writer.append(records(step, step + 1))
+        shipper.turn(LogEnd(*writer.end, step + 1))
+        bring(tmp_path / f"at{step}", url)
+        assert logged(tmp_path / f"at{step}") == step + 1
+    synced = LogEnd(*writer.end, 7)
+    writer.append(records(8, 8))  # not said to be synced: it may still change
+    shipper.turn(synced)
+    bring(tmp_path / "b", url)
+    assert logged(tmp_path / "b") == 7
+    segment = layout.segments(host.run, 1)[0]
+    segment.write_bytes(segment.read_bytes()[:5000])
+    bring(host.run, url)
+    assert logged(host.run) == 7, "a torn segment is healed"
+    host.commit(8, 9, 10)
+    writer.close()
+    writer.append(records(11, 11))
+    host.commit(11, 12)
+    host.ship()
+    there = {path.rpartition("/")[0] for path in Bucket(url).listing("epochs") if "/log/" in path}
+    here = {str(path.relative_to(host.run)) for path in layout.segments(host.run, 1)}
+    assert there <= here, "what retention dropped is dropped there"
+
+
+def logged(run: Path) -> int:
+    lineage = read_lineage(run)
+    return LogReader(run, lineage, lineage.candidates[-1].point, CENSUS).end.step
+
+
+def test_a_healthy_segment_is_never_replaced(url: str, tmp_path: Path) -> None:
+    """Its writer may hold it open: what it appends must not go to a file without a name."""
+    host = Host(tmp_path / "a", url)
+    host.commit(1)
+    host.ship()
+    writer = LogWriter(host.run, host.writer.manifest.run_id, 1, census_digest(CENSUS))
+    writer.append(records(2, 3))
+    LogShipper(Bucket(url), host.run, 1, lambda _: None).turn(LogEnd(*writer.end, 3))
+    with layout.segments(host.run, 1)[0].open("ab") as torn:
+        torn.write(b"half a record" * 10)
+    before = layout.segments(host.run, 1)[0].stat().st_ino
+    bring(host.run, url)
+    assert layout.segments(host.run, 1)[0].stat().st_ino == before
+
+
+def test_the_writer_goes_on_while_somebody_fetches(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = Host(tmp_path / "a", url, keep=1)
+    host.commit(1)
+    host.ship()
+    read_part = Bucket.read_part
+    steps = iter((2, 3))
+
+    def late(self: Bucket, path: str, start: int, end: int) -> memoryview:
+        for step in steps:  # what is being read is gone from the bucket now
+            host.commit(step)
+            host.ship()
+        return read_part(self, path, start, end)
+
+    monkeypatch.setattr(Bucket, "read_part", late)
+    assert bring(tmp_path / "b", url)
+    assert load(tmp_path / "b") == 3
+
+
+def test_what_is_sent_keeps_below_a_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    throttle, free = Throttle(1000), Throttle(0)
+    for size in (500, 2500, 1000):
+        throttle(size)
+    assert now[0] == 104.0 and throttle.total == 4000
+    now[0] += 1000.0
+    throttle(3000)  # an idle hour is no licence for a burst
+    assert now[0] == 1107.0
+    free(10**12)
+    assert now[0] == 1107.0
+
+
+def test_which_tier_is_newer() -> None:
+    a, b, x = (EpochMark(token, 5) for token in "abx")
+    later = EpochMark("b", 6)
+    assert newer_tier({}, {}) == newer_tier({1: a}, {}) == "local"
+    assert newer_tier({}, {1: a}) == newer_tier({1: a}, {1: a, 2: b}) == "bucket"
+    assert newer_tier({1: a, 2: b}, {1: a}) == newer_tier({1: a, 2: b}, {1: a, 2: b}) == "local"
+    assert newer_tier({1: a, 2: later}, {1: a, 2: b}) == "local"
+    assert newer_tier({1: a, 2: b}, {1: a, 2: later}) == "bucket"
+    assert newer_tier({1: a, 2: b}, {1: a, 2: x}) == "neither"
+    assert newer_tier({1: a, 2: b}, {1: a, 3: x}) == "neither"
+
+
+def test_where_the_local_tier_lies(tmp_path: Path, local_tiers: Path) -> None:
+    path, bucket = locate("s3://bucket/prefix/")
+    assert path.parent == local_tiers and bucket == "s3://bucket/prefix/"
+    assert path == local_dir("s3://bucket/prefix") != local_dir("s3://bucket/prefix2")
+    assert locate(tmp_path, "s3://bucket/x") == (tmp_path, "s3://bucket/x")
+    with pytest.raises(UsageError, match="another bucket"):
+        locate("s3://bucket/x", "s3://bucket/y")

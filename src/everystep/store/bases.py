@@ -199,7 +199,7 @@ class BaseReader:
 def open_checked(run: Path, file: StoredFile) -> memoryview:
     """Map a stored file and check its length and every chunk."""
     path = run / file.path
-    view = map_file(path)
+    view = map_file(path, whole=True)
     if len(view) != file.bytes or len(file.chunks) != -(-len(view) // CHUNK_BYTES):
         raise CorruptData(f"read {path}: {len(view)} bytes, the index says {file.bytes}")
     check_chunks(view, 0, file, f"read {path}")

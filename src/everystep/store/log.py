@@ -122,7 +122,7 @@ class LogReader:
         """Take what belongs to the chain from one epoch; False: it ends here."""
         for path in layout.segments(run, epoch):
             try:
-                data = map_file(path)
+                data = map_file(path, whole=True)
                 header = unpack_segment_header(data, str(path))
                 if (header.run_id, header.epoch) != (run_id, epoch):
                     raise CorruptData(f"read {path}: it belongs to another run or epoch")

@@ -46,6 +46,8 @@ class Manifest(msgspec.Struct, frozen=True):
     bases: tuple[BaseEntry, ...] = ()
     ancestors: tuple[Point, ...] = ()  # what `continues` continues, and so on back
     dropped: tuple[Point, ...] = ()  # bases of earlier epochs that retention has removed
+    opened: float = 0.0  # when it was claimed
+    closed: float = 0.0  # when its trainer ended well; 0: it still lives, or something failed
 
 
 class StoredFile(msgspec.Struct, frozen=True):

@@ -96,6 +96,7 @@ def claim_epoch(run: Path, continues: Point | None) -> Manifest:
         socket.gethostname(),
         os.getpid(),
         ancestors=_ancestors(run, continues),
+        opened=time.time(),
     )
     write_manifest(run, manifest)
     sync_dir(run / "epochs")

@@ -111,6 +111,8 @@ def connect(
             survival=verdict,
             durable_every=options.durable_every,
             durable_log=options.durable_log,
+            overhead_budget_percent=options.overhead_budget_percent,
+            mtbf=options.mtbf,
             keep_last=options.keep_last,
             idle_exit=options.idle_exit,
             arena_dir=options.arena_dir,

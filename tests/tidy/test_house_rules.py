@@ -34,6 +34,7 @@ def test_options_are_frozen() -> None:
         "fingerprint_every",
         "durable_every",
         "durable_log",
+        "mtbf",
         "on_lag",
         "on_failure",
         "keep_last",

@@ -189,15 +189,19 @@ def test_a_plan_is_left_only_for_a_saving_and_not_often() -> None:
     best = choose(MACHINE, 0.5).plan
     near = dataclasses.replace(best, base_every=round(best.base_every * 1.05))
     far = dataclasses.replace(best, base_every=best.base_every * 40)
-    late = {"seconds": 1e6, "steps": 10**6}
+    late = {"seconds": 1e6, "steps": 10**6, "changes": 50}
     assert not worth_changing(MACHINE, 0.5, near, best, **late)
     assert not worth_changing(MACHINE, 0.5, best, best, **late)
     assert worth_changing(MACHINE, 0.5, far, best, **late)
-    assert not worth_changing(MACHINE, 0.5, far, best, seconds=1.0, steps=10**6)
-    assert not worth_changing(MACHINE, 0.5, far, best, seconds=1e6, steps=1)
+    assert not worth_changing(MACHINE, 0.5, far, best, seconds=1.0, steps=10**6, changes=0)
+    assert not worth_changing(MACHINE, 0.5, far, best, seconds=1e6, steps=1, changes=0)
+    changed = [
+        worth_changing(MACHINE, 0.5, far, best, seconds=60, steps=999, changes=n) for n in (0, 9)
+    ]
+    assert changed == [True, False], "changes keep their distance"
     broken = dataclasses.replace(best, base_every=best.spread)
     assert objections(MACHINE, broken, 0.5)
-    assert worth_changing(MACHINE, 0.5, broken, best, seconds=0.0, steps=0), "at once"
+    assert worth_changing(MACHINE, 0.5, broken, best, seconds=0.0, steps=0, changes=9), "at once"
 
 
 def test_slower_replay_takes_more_threads() -> None:

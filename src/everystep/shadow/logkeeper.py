@@ -33,7 +33,7 @@ class LogKeeper:
     """Owned by the main thread; `_write` runs in the writer's, one batch at a time."""
 
     def __init__(self, run: Path, census: Census, batch: int) -> None:
-        self._run, self._census, self._batch = run, census_digest(census), batch
+        self._run, self._census, self.batch = run, census_digest(census), batch
         self._waiting: list[LoggedRecord] = []
         self._bytes = 0
         self._since = 0.0
@@ -46,6 +46,8 @@ class LogKeeper:
         self.step: int | None = None  # the newest record that is on the disk
         self.time = 0.0
         self.bytes_written = 0
+        self.writes, self.write_seconds = 0, 0.0
+        self._patience = _PATIENCE_SECONDS
         self.problem = ""
         self.let_go = 0
         self._gap_until: int | None = None  # the last step of a gap that no base has healed
@@ -59,6 +61,10 @@ class LogKeeper:
     def offer(self, seal: Seal, entries: Sequence[tuple[list[Event], memoryview]]) -> None:
         """A record is whole: keep it until it is written."""
         if self._fenced:
+            return
+        if not self.batch:  # switched off: what comes is missing until a base lies behind it
+            self._lose(self._waiting[0].after if self._waiting else seal.after, seal.step, 0)
+            self._offered = seal.step
             return
         if self._offered is not None and seal.after != self._offered:  # the trainer let steps go
             self._lose(self._offered, seal.after, 0)
@@ -76,6 +82,11 @@ class LogKeeper:
         self._waiting.append(LoggedRecord(seal.step, seal.after, body))
         self._bytes += len(body)
 
+    def write_in_batches(self, batch: int, patience_seconds: float) -> None:
+        """From now on so many records at a time, and fewer only after this long; 0: none."""
+        self.batch = batch
+        self._patience = max(_PATIENCE_SECONDS, patience_seconds)
+
     def _lose(self, before: int, last: int, records: int) -> None:
         """The log has a gap: it is of no use from there on, until a base lies behind it."""
         self._ends_at = before if self._gap_until is None else self._ends_at
@@ -85,11 +96,11 @@ class LogKeeper:
     def reaches(self, base: int) -> int:
         """The step that this base and the log behind it bring back."""
         gap, end = self._gap_until, self.step or 0
-        return max(base, end if gap is None or gap <= base else self._ends_at)
+        return max(base, end if gap is None or gap <= base else min(end, self._ends_at))
 
     @property
     def broken(self) -> bool:
-        return self._gap_until is not None
+        return self._gap_until is not None and self.batch > 0
 
     def look_after(
         self, run_id: str, epoch: int, durable: Point | None, *, fits: bool, now: bool
@@ -104,8 +115,8 @@ class LogKeeper:
                 self._gap_until = self._gap_until if durable.step < self._gap_until else None
         if self.busy or not self._waiting or not epoch or time.monotonic() < self._retry_at:
             return
-        old = time.monotonic() - self._since > _PATIENCE_SECONDS
-        if len(self._waiting) >= self._batch or old or now:
+        old = time.monotonic() - self._since > self._patience
+        if len(self._waiting) >= self.batch or old or now:
             batch, self._waiting, self._bytes = self._waiting, [], 0
             self._thread = threading.Thread(
                 target=self._guarded, args=(run_id, epoch, batch), daemon=True
@@ -131,7 +142,10 @@ class LogKeeper:
         if self._roll:
             self._roll = False
             self._writer.close()
+        began = time.monotonic()
         self.bytes_written += self._writer.append(batch)
+        self.write_seconds += time.monotonic() - began
+        self.writes += 1
         self.step, self.time = batch[-1].step, time.time()
 
 

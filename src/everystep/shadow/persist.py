@@ -30,6 +30,8 @@ class PersistState(msgspec.Struct):
     durable_time: float = 0.0
     bytes_written: int = 0
     write_bytes_per_second: float = 0.0  # of the newest base
+    bases: int = 0  # that were written, and the seconds they took
+    write_seconds: float = 0.0
     failures: int = 0  # since the last success
     failures_total: int = 0
     retry_at: float = 0.0
@@ -117,6 +119,11 @@ class Persister:
             self._versions_of = previous
         return self._versions.get(atom)
 
+    def say_closed(self) -> None:
+        """The trainer ended well: this epoch is no failure in the run's history."""
+        if self._writer is not None and not self.busy:
+            self._guarded(self._writer.close)
+
     def wait(self, seconds: float | None = None) -> None:
         if self._thread is not None:
             self._thread.join(seconds)
@@ -149,6 +156,8 @@ class Persister:
             durable_time=entry.time,
             bytes_written=self.state.bytes_written + entry.new_bytes,
             write_bytes_per_second=entry.new_bytes / seconds,
+            bases=self.state.bases + 1,
+            write_seconds=self.state.write_seconds + seconds,
             failures=0,
             problem="",
         )

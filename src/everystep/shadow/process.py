@@ -31,6 +31,7 @@ from everystep.shadow.opening import Opening
 from everystep.shadow.persist import Persister
 from everystep.shadow.replica import Replica
 from everystep.shadow.report import describe_intake, describe_store
+from everystep.shadow.tuning import Tuning, first_batch, first_interval
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ class Shadow:
     def __init__(self, opening: Opening) -> None:
         self.opening = opening
         self.options = Options(
-            durable_every=opening.durable_every,
+            durable_every=first_interval(opening),
             keep_last=opening.keep_last,
             idle_exit=opening.idle_exit,
             arena_dir=opening.arena_dir,
@@ -71,12 +72,11 @@ class Shadow:
         self.persister = Persister(Path(opening.run), opening.continues, opening.keep_last)
         self.keeper = Keeper(self.options, self.intake, self.persister)
         self.log = (
-            LogKeeper(Path(opening.run), opening.census, opening.durable_log)
+            LogKeeper(Path(opening.run), opening.census, first_batch(opening))
             if opening.durable_log
             else None
         )
-        if self.log is not None:
-            self.intake.on_record = self.log.offer
+        self.tuning = Tuning(opening, self.intake, self.persister, self.keeper, self.log)
         self.control = control.ControlServer(self._card.control)
         self.board = control.NoticeBoard(self._card.control)
         self.descriptors = DescriptorServer(Path(self._card.descriptors))
@@ -87,6 +87,7 @@ class Shadow:
         self._yielded = False
         self._terminated = False
         self._successor: control.AskDefer | None = None
+        self._closed = False  # the trainer ended well
         self._retired = False  # a successor speaks for the run: the card is its business
         self._done = False
         self._idle_since = time.monotonic()
@@ -294,6 +295,7 @@ class Shadow:
                 fits=self.persister.base_fits(self.opening.census),
                 now=leaving,
             )
+        self.tuning.look_after()
         if self._distrusted:
             return  # nothing that could be written
         if not self._trainer_alive and self._drained and self._alone:
@@ -366,6 +368,7 @@ class Shadow:
             return
         self.control.answer(route, control.Answer())
         self._done = self._retired = True
+        self._closed = self._trainer_alive  # it goes on with another shadow
 
     def _answer_yield(self, route: list[bytes]) -> bool:
         if not self._drained or self._succeeded:
@@ -410,6 +413,7 @@ class Shadow:
             self.board.put_up(status)  # the writer may have got done since this was done last
             self.control.answer(route, control.Answer(status=status))
             self._done |= isinstance(request, control.AskClose)
+            self._closed |= isinstance(request, control.AskClose)
             return True
         if self.intake.drifted and self._drained:
             self.control.answer(route, control.Answer(repair=True))
@@ -431,6 +435,7 @@ class Shadow:
             "warm": self._warm,
             **describe_intake(self.intake),
             **describe_store(self.persister, self.log),
+            **self.tuning.describe(),
             "outlives_trainer": self.opening.survival.outlives,
             "outlives_why": self.opening.survival.because,
             "health": "degraded" if self._trouble else "ok",
@@ -450,6 +455,9 @@ class Shadow:
     def _leave(self) -> None:
         if not self._retired:
             self.persister.wait(_LAST_SECONDS)  # old bases and logs are still being removed
+        if self._closed:
+            self.persister.say_closed()
+        if not self._retired:
             remove_card(self._folder, os.getpid())
         self.descriptors.close()
         self.control.close()

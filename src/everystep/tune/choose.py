@@ -21,7 +21,7 @@ _BATCH_MAX = 1 << 20
 _EVERY_MAX = 1 << 40
 _LADDER = 1.05  # from one batch that is tried to the next
 _SAVING = 0.1  # of the waste that depends on the plan: less is not worth a change
-_PAUSE_SECONDS = 300.0
+_PAUSE_SECONDS_MIN, _PAUSE_SECONDS_MAX = 10.0, 600.0
 _PAUSE_STEPS = 100
 
 
@@ -62,15 +62,24 @@ def choose(
 
 
 def worth_changing(
-    machine: Machine, budget_percent: float, old: Plan, new: Plan, *, seconds: float, steps: int
+    machine: Machine,
+    budget_percent: float,
+    old: Plan,
+    new: Plan,
+    *,
+    seconds: float,
+    steps: int,
+    changes: int,
 ) -> bool:
     """Whether to leave a plan that has been in force for so long. One that breaks the budget or does not fit
-    the disk is left at once; else a change must save something, and changes keep their distance."""
+    the disk is left at once; else a change must save something, and it comes the later the more there were:
+    what was measured at first is not worth much."""
     if new == old:
         return False
     if objections(machine, old, budget_percent):
         return not objections(machine, new, budget_percent)
-    if seconds < _PAUSE_SECONDS or steps < _PAUSE_STEPS:
+    pause = min(_PAUSE_SECONDS_MAX, _PAUSE_SECONDS_MIN * 2.0 ** min(changes, 30))
+    if seconds < pause or steps < _PAUSE_STEPS:
         return False
     now, then = waste(machine, old), waste(machine, new)
     return now.total - then.total > _SAVING * (now.total - now.load - now.restart)

@@ -15,6 +15,7 @@ from everystep.cli.bench import bench
 from everystep.cli.doctor import examine
 from everystep.cli.selfcheck import selfcheck
 from everystep.cli.status import run_status
+from everystep.cli.tune import tune
 from everystep.store.bisect import first_bad_step, metric_of
 from everystep.store.reader import open_run
 
@@ -254,6 +255,7 @@ def demo(
 
 app.add_typer(bench, name="bench")
 app.command()(selfcheck)
+app.command()(tune)
 
 
 def main() -> None:

@@ -10,7 +10,8 @@ import dataclasses
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,9 +24,10 @@ from everystep.store.probe import measure_disk
 from everystep.tune.choose import Choice, choose
 from everystep.tune.measured import Measured, machine_of
 
-_WARM_UP_SECONDS = 120.0
+_PATIENCE_SECONDS = 300.0
 _LOOK_EVERY = 4
-_OFTEN = {"durable_every": 8, "durable_log": 4}
+_BASES_MIN = 4
+_OFTEN = {"durable_every": 12, "durable_log": 4}
 _RARELY = {"durable_every": "1h", "durable_log": 0}
 _GOAL_RELATIVE, _GOAL_POINTS = 0.3, 0.2
 
@@ -47,8 +49,7 @@ def tune_check(settings: Settings, say: Callable[[str], None]) -> dict[str, Any]
     training = Training(settings.model, settings.batch, settings.optimizer, compiled=False)
     with tempfile.TemporaryDirectory(prefix="everystep-bench-", dir=parent) as place:
         bench = _Bench(training, Path(place), settings.steps)
-        bench.window("often", _OFTEN)
-        measured = Measured(**bench.status["measured"])
+        measured = bench.measured()
         choice = _choose(measured, Path(place), settings)
         plan = {"durable_every": choice.plan.base_every, "durable_log": choice.plan.batch}
         say(f"plan: {plan}, predicted {choice.waste.overhead_percent:.3f} %")
@@ -77,34 +78,49 @@ class _Bench:
     def __init__(self, training: Training, place: Path, steps: int) -> None:
         self._training, self._place, self._steps = training, place, steps
         self._runs = 0
-        self.status: dict[str, Any] = {}  # at the end of the newest window
         for _ in range(3):
             training.step()
+
+    def measured(self) -> Measured:
+        """What the shadow sees while bases and log are written too often."""
+        with self._attached("often", _OFTEN) as run:
+            first = run.status()["based_step"] or 0
+            self._until(
+                run,
+                lambda s: (
+                    (s["based_step"] or 0) >= first + _BASES_MIN * _OFTEN["durable_every"]
+                    and Measured(**s["measured"]).enough
+                ),
+            )
+            return Measured(**run.status()["measured"])
 
     def window(self, name: str, options: dict[str, Any] | None) -> float:
         """Mean seconds of a step; a run of its own, once it does what it does in the long run."""
         if options is None:
             return statistics.mean(self._timed(None))
+        with self._attached(name, options) as run:
+            return statistics.mean(self._timed(run))
+
+    @contextmanager
+    def _attached(self, name: str, options: dict[str, Any]) -> Iterator[Run]:
         self._runs += 1
         model, optimizer = self._training.model, self._training.optimizer
         path = self._place / f"run-{self._runs}-{name}"
         with everystep.attach(model, optimizer, run=path, on_failure="raise", **options) as run:
             run.resume()
-            self._warm_up(run)
-            seconds = self._timed(run)
-            self.status = run.status()
-        return statistics.mean(seconds)
+            self._until(run, lambda s: s["warm"] and s["durable_step"] is not None)
+            yield run
 
-    def _warm_up(self, run: Run) -> None:
-        deadline, count = time.monotonic() + _WARM_UP_SECONDS, 0
-        while True:
+    def _until(self, run: Run, reached: Callable[[dict[str, Any]], bool]) -> None:
+        deadline, count = time.monotonic() + _PATIENCE_SECONDS, 0
+        while count % _LOOK_EVERY or not reached(run.status()):
             self._turn(run)
             count += 1
-            status = run.status() if count % _LOOK_EVERY == 0 else {}
-            if status.get("warm") and status.get("durable_step") is not None:
-                return
             if time.monotonic() > deadline:
-                raise EverystepError(f"bench tune: no base within {_WARM_UP_SECONDS:.0f} s")
+                raise EverystepError(
+                    f"bench tune: not ready to measure within {_PATIENCE_SECONDS:.0f} s",
+                    hint="a smaller --model or --batch makes steps shorter",
+                )
 
     def _timed(self, run: Run | None) -> list[float]:
         cuda = self._training.device.type == "cuda"

@@ -31,6 +31,7 @@ from everystep.tune.model import Machine, Plan
 log = logging.getLogger(__name__)
 
 _REFIT_SECONDS = 10.0
+_RETRY_SECONDS = 60.0
 _REPLAYED_MIN = 16
 _RESTART_SECONDS = 60.0
 _UNTIL_TUNED = Options().durable_every
@@ -162,6 +163,8 @@ class Tuning:
             self._disk = measure_disk(run)
         except OSError as error:
             self._why = f"the disk cannot be measured: {error}"
+            self._next_fit = time.monotonic() + _RETRY_SECONDS
+            self._probe = None
 
     def _failures(self, run: Path) -> Mtbf:
         given = self._opening.mtbf

@@ -66,6 +66,20 @@ def test_writing_that_is_not_felt_costs_nothing_in_the_long_run() -> None:
     assert scene.gauge.base_share_felt < 0.05 / CORES
 
 
+def test_a_machine_that_is_busy_at_times_is_not_taken_for_a_cost_of_writing() -> None:
+    """Others come and go for hundreds of steps: only the steps around a write are compared."""
+    scene = Scene()
+    for load in (1.0, 3.0, 1.0, 4.0) * 5:
+        for _ in range(10):
+            for _ in range(20):
+                scene.step(load * STEP)
+            for _ in range(2):
+                scene.step(load * STEP + 0.01, basing=True)
+            scene.bases = (scene.bases[0] + 1, scene.bases[1] + 0.1)
+            scene.step(load * STEP)
+    assert scene.gauge.base_share_felt == pytest.approx(0.2, rel=0.15)
+
+
 def test_a_pause_is_no_step() -> None:
     scene = Scene()
     for _ in range(50):

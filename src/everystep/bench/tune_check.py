@@ -26,7 +26,7 @@ from everystep.tune.measured import Measured, machine_of
 
 _PATIENCE_SECONDS = 300.0
 _LOOK_EVERY = 4
-_BASES_MIN = 4
+_BASES_MIN = 8
 _OFTEN = {"durable_every": 12, "durable_log": 4}
 _RARELY = {"durable_every": "1h", "durable_log": 0}
 _GOAL_RELATIVE, _GOAL_POINTS = 0.3, 0.2

@@ -1,7 +1,7 @@
 """How fast training goes, and how much slower while something is written: seen from the times of its seals.
 
-A share felt is what training lost over how long was written. Until enough was seen it leans on a prior: a
-writer takes one of the cores.
+A share felt is what training lost, against the quiet steps right before, over how long was written. Until
+enough was seen it leans on a prior: a writer takes one of the cores.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ _QUIET_STEPS_MIN = 16
 _STEPS_MAX = 4096  # then what is old counts half
 _PAUSE = 20.0  # steps that took so many times as long are no steps: somebody evaluates, or saves
 _PRIOR_BASES, _PRIOR_WRITES = 2, 16
+_SHARE_MAX = 2.0  # a writer, and those who copy and hash for it
+_RECENT = 1 / 8  # weight of the newest quiet step in the pace of now
 
 
 @dataclass
@@ -20,11 +22,12 @@ class _Pace:
 
     steps: float = 0.0
     seconds: float = 0.0
+    lost: float = 0.0  # seconds beyond the quiet pace of that moment; less than none is noise
     writes: float = 0.0
     write_seconds: float = 0.0
 
     def halve(self) -> None:
-        self.steps, self.seconds = self.steps / 2, self.seconds / 2
+        self.steps, self.seconds, self.lost = self.steps / 2, self.seconds / 2, self.lost / 2
         self.writes, self.write_seconds = self.writes / 2, self.write_seconds / 2
 
 
@@ -35,6 +38,7 @@ class Gauge:
         self._prior = 1 / max(1, cores)
         self._quiet, self._basing, self._logging = _Pace(), _Pace(), _Pace()
         self._sealed_ns = 0
+        self._recent = 0.0  # seconds of a quiet step, lately
         self._written = ((0, 0.0), (0, 0.0))
         self._records, self._bytes = 0, 0
         self._base_was_written = False
@@ -63,10 +67,18 @@ class Gauge:
         self._written, self._base_was_written = (bases, writes), base_busy
         seconds = (sealed_ns - before) / 1e9
         if before and seconds >= 0 and not self._is_pause(pace, seconds):
-            pace.steps, pace.seconds = pace.steps + 1, pace.seconds + seconds
+            self._add(pace, seconds)
         if self._quiet.steps + self._logging.steps > _STEPS_MAX:
             for each in (self._quiet, self._basing, self._logging):
                 each.halve()
+
+    def _add(self, pace: _Pace, seconds: float) -> None:
+        pace.steps, pace.seconds = pace.steps + 1, pace.seconds + seconds
+        if pace is self._quiet:
+            weight = _RECENT if self._recent else 1.0
+            self._recent += weight * (seconds - self._recent)
+        elif self._recent:
+            pace.lost += seconds - self._recent
 
     def _is_pause(self, pace: _Pace, seconds: float) -> bool:
         usual = pace.seconds / pace.steps if pace.steps >= _QUIET_STEPS_MIN else 0.0
@@ -95,7 +107,6 @@ class Gauge:
     def _share(self, pace: _Pace, prior_writes: int) -> float:
         if self._quiet.steps < _QUIET_STEPS_MIN or not pace.writes or pace.write_seconds <= 0:
             return self._prior
-        lost = pace.seconds - pace.steps * self._quiet.seconds / self._quiet.steps
-        lost = min(max(lost, 0.0), pace.write_seconds)
+        lost = min(max(pace.lost, 0.0), _SHARE_MAX * pace.write_seconds)
         prior = prior_writes * pace.write_seconds / pace.writes  # seconds
         return (lost + self._prior * prior) / (pace.write_seconds + prior)

@@ -30,7 +30,9 @@ class PersistState(msgspec.Struct):
     durable_time: float = 0.0
     bytes_written: int = 0
     write_bytes_per_second: float = 0.0  # of the newest base
-    bases: int = 0  # that were written, and the seconds they took
+    bases: int = (
+        0  # written beside the main thread, and the seconds they took: copy, commit, clearing up
+    )
     write_seconds: float = 0.0
     failures: int = 0  # since the last success
     failures_total: int = 0
@@ -96,9 +98,15 @@ class Persister:
         self._thread.start()
 
     def _prepare_and_write(self, snapshot: Snapshot, before: Callable[[], None] | None) -> None:
+        began = time.monotonic()
         if before is not None:
             before()
         self._write(snapshot)
+        self.state = msgspec.structs.replace(
+            self.state,
+            bases=self.state.bases + 1,
+            write_seconds=self.state.write_seconds + time.monotonic() - began,
+        )
 
     def is_new(self, tensor: SnapshotTensor, census: Census) -> bool:
         """Bytes that the store already has are not written, so they need no copy."""
@@ -156,8 +164,6 @@ class Persister:
             durable_time=entry.time,
             bytes_written=self.state.bytes_written + entry.new_bytes,
             write_bytes_per_second=entry.new_bytes / seconds,
-            bases=self.state.bases + 1,
-            write_seconds=self.state.write_seconds + seconds,
             failures=0,
             problem="",
         )

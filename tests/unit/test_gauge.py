@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from everystep.core.failures import USUAL_SECONDS, Life, mean_time_between_failures
 from everystep.shadow.gauge import Gauge
+from everystep.shadow.spans import Spans
 from everystep.tune.measured import Measured, machine_of
 
 STEP, CORES = 0.1, 4
+
+
+class Written(Spans):
+    """One span, or none."""
+
+    def __init__(self, begin: float, end: float, any_of_it: bool) -> None:
+        super().__init__()
+        if any_of_it:
+            self._spans.append((int(begin * 1e9) + 1, int(end * 1e9) - 1))
 
 
 class Scene:
@@ -19,10 +31,15 @@ class Scene:
         self.clock = 1.0
         self.bases, self.writes = (0, 0.0), (0, 0.0)
 
-    def step(self, seconds: float = STEP, *, basing: bool = False) -> None:
-        self.clock += seconds
+    def step(self, seconds: float = STEP, *, basing: bool = False, logging: bool = False) -> None:
+        begin, self.clock = self.clock, self.clock + seconds
         self.gauge.record(
-            int(self.clock * 1e9), 1000, base_busy=basing, bases=self.bases, writes=self.writes
+            int(self.clock * 1e9),
+            1000,
+            base_spans=Written(begin, self.clock, basing),
+            log_spans=Written(begin, self.clock, logging),
+            bases=self.bases,
+            writes=self.writes,
         )
 
     def base(self, steps: int, seconds: float, write_seconds: float) -> None:
@@ -33,7 +50,7 @@ class Scene:
 
     def write(self, seconds: float, write_seconds: float) -> None:
         self.writes = (self.writes[0] + 1, self.writes[1] + write_seconds)
-        self.step(seconds)
+        self.step(seconds, logging=True)
 
 
 def test_nothing_is_claimed_before_enough_was_seen() -> None:
@@ -121,3 +138,14 @@ def test_the_log_itself_says_more_about_a_sync_than_a_probe_does() -> None:
     machines = [machine_of(m, **disk, mtbf_seconds=1e5, restart_seconds=1) for m in (few, many)]
     assert [m.log_sync_seconds for m in machines] == pytest.approx([0.001, 0.02])
     assert machines[0].replay_seconds_per_step > few.iteration_seconds, "nobody redoes: train again"
+
+
+def test_a_span_is_met_while_it_lasts_and_no_longer() -> None:
+    spans = Spans()
+    spans.begin()
+    begun = time.time_ns()
+    assert spans.meet(begun, begun + 1) and spans.meet(begun + 10**9, begun + 2 * 10**9)
+    assert not spans.meet(0, 1)
+    spans.end()
+    ended = time.time_ns()
+    assert spans.meet(begun, ended) and not spans.meet(ended + 1, ended + 10**9)

@@ -157,6 +157,7 @@ def _document(
         "measured_by_round": found,
         "standard_error_points": statistics.stdev(found) / len(found) ** 0.5 if found[1:] else None,
         "within_goal": apart <= max(_GOAL_POINTS, _GOAL_RELATIVE * abs(overhead)),
+        "none_spread": (max(windows["none"]) - min(windows["none"])) / mean["none"],
         "recording_overhead_percent": 100 * (mean["recording"] / mean["none"] - 1),
         "seconds_per_step": mean,
         "measured": dataclasses.asdict(measured),

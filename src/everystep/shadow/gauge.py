@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from everystep.shadow.spans import Spans
+
 _QUIET_STEPS_MIN = 16
 _STEPS_MAX = 4096  # then what is old counts half
 _PAUSE = 20.0  # steps that took so many times as long are no steps: somebody evaluates, or saves
@@ -41,30 +43,31 @@ class Gauge:
         self._recent = 0.0  # seconds of a quiet step, lately
         self._written = ((0, 0.0), (0, 0.0))
         self._records, self._bytes = 0, 0
-        self._base_was_written = False
 
     def record(
         self,
         sealed_ns: int,
         size: int,
         *,
-        base_busy: bool,
+        base_spans: Spans,
+        log_spans: Spans,
         bases: tuple[int, float],
         writes: tuple[int, float],
     ) -> None:
         """A step was sealed. `bases` and writes of the log: how many so far, and their seconds in all."""
         self._records, self._bytes = self._records + 1, self._bytes + size
         before, self._sealed_ns = self._sealed_ns, sealed_ns
-        basing = base_busy or self._base_was_written or bases != self._written[0]
+        # the shadow may read this record late: what counts is what was written while the step was done
+        basing = base_spans.meet(before, sealed_ns)
         pace = self._basing if basing else self._quiet
-        if pace is self._quiet and writes != self._written[1]:
+        if pace is self._quiet and log_spans.meet(before, sealed_ns):
             pace = self._logging
         self._basing.writes += bases[0] - self._written[0][0]
         self._basing.write_seconds += bases[1] - self._written[0][1]
         if not basing:  # what is written beside a base is part of that
             self._logging.writes += writes[0] - self._written[1][0]
             self._logging.write_seconds += writes[1] - self._written[1][1]
-        self._written, self._base_was_written = (bases, writes), base_busy
+        self._written = bases, writes
         seconds = (sealed_ns - before) / 1e9
         if before and seconds >= 0 and not self._is_pause(pace, seconds):
             self._add(pace, seconds)

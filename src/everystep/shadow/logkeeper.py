@@ -21,6 +21,7 @@ from everystep.format.entry import frame_head
 from everystep.format.log import LoggedRecord, census_digest
 from everystep.format.slot import pack_events
 from everystep.lane.memory import copy, fresh
+from everystep.shadow.spans import Spans
 from everystep.store.log import LogWriter
 
 log = logging.getLogger(__name__)
@@ -47,6 +48,7 @@ class LogKeeper:
         self.time = 0.0
         self.bytes_written = 0
         self.writes, self.write_seconds = 0, 0.0
+        self.spans = Spans()
         self._patience = _PATIENCE_SECONDS
         self.problem = ""
         self.let_go = 0
@@ -118,6 +120,7 @@ class LogKeeper:
         old = time.monotonic() - self._since > self._patience
         if len(self._waiting) >= self.batch or old or now:
             batch, self._waiting, self._bytes = self._waiting, [], 0
+            self.spans.begin()
             self._thread = threading.Thread(
                 target=self._guarded, args=(run_id, epoch, batch), daemon=True
             )
@@ -135,6 +138,8 @@ class LogKeeper:
             self._lose(batch[0].after, batch[-1].step, len(batch))
             self.problem = f"log: {error}"
             log.error("log_failed step=%d error=%s", batch[-1].step, error)
+        finally:
+            self.spans.end()
 
     def _write(self, run_id: str, epoch: int, batch: list[LoggedRecord]) -> None:
         if self._writer is None:

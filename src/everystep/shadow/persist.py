@@ -15,6 +15,7 @@ from everystep.core.census import Census
 from everystep.errors import EverystepError, Fenced
 from everystep.format.base import BaseEntry, BaseIndex, Point
 from everystep.format.log import census_digest
+from everystep.shadow.spans import Spans
 from everystep.store.bases import Snapshot, SnapshotTensor
 from everystep.store.epoch import EpochWriter
 from everystep.store.runs import read_lineage
@@ -50,6 +51,7 @@ class Persister:
         self._keep_last = keep_last
         self._writer: EpochWriter | None = None
         self._thread: threading.Thread | None = None
+        self.spans = Spans()
         self.started = time.monotonic()
         self._versions_of: BaseIndex | None = None
         self._looked_at: BaseIndex | None = None
@@ -92,10 +94,15 @@ class Persister:
     def start(self, snapshot: Snapshot, before: Callable[[], None] | None = None) -> None:
         """Write beside the main thread, once `before` has made the snapshot what it should be. Nobody may
         change its bytes until that is done."""
+        self.spans.begin()
         self._thread = threading.Thread(
-            target=self._guarded, args=(self._prepare_and_write, snapshot, before), daemon=True
+            target=self._write_beside, args=(snapshot, before), daemon=True
         )
         self._thread.start()
+
+    def _write_beside(self, snapshot: Snapshot, before: Callable[[], None] | None) -> None:
+        self._guarded(self._prepare_and_write, snapshot, before)
+        self.spans.end()
 
     def _prepare_and_write(self, snapshot: Snapshot, before: Callable[[], None] | None) -> None:
         began = time.monotonic()

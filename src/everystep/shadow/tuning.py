@@ -22,6 +22,7 @@ from everystep.shadow.keeper import Keeper
 from everystep.shadow.logkeeper import LogKeeper
 from everystep.shadow.opening import Opening
 from everystep.shadow.persist import Persister
+from everystep.shadow.spans import Spans
 from everystep.store.history import lives_of
 from everystep.store.probe import Disk, measure_disk
 from everystep.tune.choose import Choice, choose, worth_changing
@@ -78,7 +79,8 @@ class Tuning:
         self._gauge.record(
             seal.time_ns,
             sum(len(payload) for _, payload in entries),
-            base_busy=self._persister.busy,
+            base_spans=self._persister.spans,
+            log_spans=logged.spans if logged else Spans(),
             bases=(state.bases, state.write_seconds),
             writes=(logged.writes, logged.write_seconds) if logged else (0, 0.0),
         )

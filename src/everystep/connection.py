@@ -113,6 +113,8 @@ def connect(
             durable_every=options.durable_every,
             durable_log=options.durable_log,
             rules=rules_of(options),
+            overhead_budget_percent=options.overhead_budget_percent,
+            mtbf=options.mtbf,
             idle_exit=options.idle_exit,
             arena_dir=options.arena_dir,
             bucket=options.bucket,

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from everystep.errors import OptionsError
 
+AUTO = "auto"
 _UNITS_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _BEST = re.compile(r"([1-9]\d*)\s+(lowest|highest)")
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd])")
@@ -29,9 +30,13 @@ class Options:
     """Steps from one digest of the whole state, compared with the replica, to the next; 0: as often as a
     thousandth of training's time allows."""
     durable_every: str | int = "10m"
-    """How often the shadow writes a base to the store: a duration ("10m") or a number of steps."""
-    durable_log: int = 0
-    """So many records at a time are written to the store, synced, between bases; 0: only bases are."""
+    """How often the shadow writes a base to the store: a duration ("10m"), a number of steps, or "auto": the
+    tuner's choice."""
+    durable_log: int | str = 0
+    """So many records at a time are written to the store, synced, between bases; 0: only bases are; "auto":
+    the tuner's choice."""
+    mtbf: str | None = None
+    """How long it takes on average until something fails here ("6h"), for the tuner; none: from history."""
     residuals: Literal["lossy", "exact"] = "lossy"
     """Of compression with feedback, which logs do not hold: a resume past a base takes the base's, or goes
     back to the base."""
@@ -67,20 +72,25 @@ class Options:
         _one_of("on_lag", self.on_lag, ("drop", "wait"))
         _one_of("on_failure", self.on_failure, ("warn", "raise"))
         _steps_or_duration("every", self.every)
-        _steps_or_duration("durable_every", self.durable_every)
+        if self.durable_every != AUTO:
+            _steps_or_duration("durable_every", self.durable_every)
         if not 0 < self.overhead_budget_percent <= 100:
             raise OptionsError(
                 f"option overhead_budget_percent: {self.overhead_budget_percent}, expected 0 to 100"
             )
         if self.fingerprint_every < 0:
             raise OptionsError(f"option fingerprint_every: {self.fingerprint_every}, expected >= 0")
-        if self.durable_log < 0:
-            raise OptionsError(f"option durable_log: {self.durable_log} records, expected >= 0")
+        if self.durable_log != AUTO and not _is_count(self.durable_log):
+            raise OptionsError(
+                f'option durable_log: {self.durable_log!r}, expected a number of records or "auto"'
+            )
         if self.bucket_bytes_per_second < 0:
             raise OptionsError(
                 f"option bucket_bytes_per_second: {self.bucket_bytes_per_second}, expected >= 0"
             )
         duration_seconds("idle_exit", self.idle_exit)
+        if self.mtbf is not None:
+            duration_seconds("mtbf", self.mtbf)
         if self.keep_last < 1:
             raise OptionsError(f"option keep_last: {self.keep_last}, expected >= 1")
         for name in ("keep_every", "keep_hourly", "keep_daily", "keep_slots"):
@@ -148,6 +158,10 @@ def _steps_or_duration(name: str, value: str | int) -> None:
         duration_seconds(name, value)
     elif value < 1:
         raise OptionsError(f"option {name}: {value} steps, expected >= 1")
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and value >= 0
 
 
 def _one_of(name: str, value: object, choices: tuple[str, ...]) -> None:

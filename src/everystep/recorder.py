@@ -85,8 +85,9 @@ class Recorder:
     @property
     def compression(self) -> list[str]:
         """How gradients are compressed, and what the log does not hold of it, in words."""
-        given = (self._models, self._optimizers)
-        found = names_of(v for g in given for v in (g.values() if isinstance(g, Mapping) else [g]))
+        models = self._models
+        given = models.values() if isinstance(models, Mapping) else [models]
+        found = names_of(p for model in given for p in model.parameters())
         return [f"{name}; {_UNLOGGED}" if "feedback" in name else name for name in found]
 
     def connect(

@@ -371,6 +371,8 @@ class Run:
         live = self._load(recorder, recorder.census(), found)
         recorder.connect(live, predecessor=predecessor, opening_rng=found.session.rng)
         self.resume()
+        for problem in found.problems:
+            warnings.warn(f"everystep: {problem}", stacklevel=2)
         self._rewound = True
         log.info("rewound run=%s step=%d", self.path, step)
         return self.step

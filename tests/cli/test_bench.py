@@ -42,3 +42,12 @@ def test_an_unknown_method_is_refused() -> None:
     command = [sys.executable, "-m", "everystep", "bench", "overhead", "--methods", "magic"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 2 and "magic" in done.stderr and "torch.save" in done.stderr
+
+
+def test_tune(tmp_path: Path) -> None:
+    small = ("--batch", "1", "--steps", "3", "--rounds", "1", "--folder", str(tmp_path))
+    found = json.loads(bench("tune", "--json", *small))
+    assert found["plan"]["base_every"] >= 1 and found["why"]
+    assert 0 < found["predicted_overhead_percent"] <= 5
+    assert found["measured_by_round"] == [found["measured_overhead_percent"]]
+    assert list(tmp_path.iterdir()) == []

@@ -43,6 +43,20 @@ def test_any_step_can_be_the_next(tmp_path: Path) -> None:
     assert everystep.open_run(run).steps[-1] == 3
 
 
+def test_rules_stay_what_they_were(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    job = adamw()
+    with everystep.attach(
+        job.model, job.optimizer, run=run, durable_every=1, keep_last=50, on_lag="wait"
+    ) as training:
+        for step in training.steps(6):
+            job.turn(step)
+            training.flush()
+    assert command("restore", run, "--step", 5)[0] == 0
+    code, document = command("prune", run, "--dry-run")
+    assert code == 0 and document["rules"]["keep_last"] == 50
+
+
 def test_a_shadow_that_waits_goes(tmp_path: Path) -> None:
     run = tmp_path / "run"
     job = adamw()

@@ -61,7 +61,7 @@ def one_rank(rank: int, port: int, method: str, feedback: bool, place: Path) -> 
                 model.zero_grad()
                 model(data).square().mean().backward()
                 kept.append([p.grad.clone() for p in model.parameters()])
-        held = [r.clone() for r in residuals_of([together]).values()]
+        held = [r.clone() for r in residuals_of(together.parameters()).values()]
         torch.save((got, own, held), place / f"{rank}.pt")
         dist.destroy_process_group()
     except BaseException:
@@ -129,6 +129,26 @@ def distributed(method: str, feedback: bool) -> Job:
 
 topk, with_feedback = partial(distributed, "topk", False), partial(distributed, "topk", True)
 powersgd = partial(distributed, "powersgd", False)
+
+
+def test_what_overflowed_is_not_held_back() -> None:
+    job = with_feedback()
+    job.turn(0)
+    held = [r.clone() for r in residuals_of(job.model.parameters()).values()]
+    (job.model(torch.randn(8, 16)).square().mean() * torch.inf).backward()
+    now = list(residuals_of(job.model.parameters()).values())
+    assert not all(p.grad.isfinite().all() for p in job.model.parameters())
+    assert all(torch.equal(a, b) for a, b in zip(held, now, strict=True))
+
+
+def test_the_bare_model_has_residuals_too(tmp_path: Path) -> None:
+    job = with_feedback()
+    with everystep.attach(job.model.module, job.optimizer, run=tmp_path / "run") as run:
+        for step in run.steps(3):
+            job.turn(step)
+        assert "feedback" in run.status()["compression"][0]
+    names = {atom.name for atom in everystep.open_run(tmp_path / "run").index().census.atoms}
+    assert "0.weight.residual" in names
 
 
 def test_feedback_of_ddp_survives_the_trainer(tmp_path: Path) -> None:

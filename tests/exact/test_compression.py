@@ -3,6 +3,7 @@ residuals of feedback come back from the shadow and from bases, and past a base 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from everystep.compression.compressor import residuals_of
 from everystep.store import layout
 
 from .compare import freeze, same
-from .harness import SEED, Job, crash, resume, seed_all, unbroken
+from .harness import SEED, Job, crash, look, resume, seed_all, unbroken
 from .test_durable_log import lose_host
 
 TOTAL = 20
@@ -77,7 +78,7 @@ def test_a_sparse_log_is_small(tmp_path: Path) -> None:
 
 
 def residuals(job: Job) -> Any:
-    return freeze(list(residuals_of([job.optimizer]).values()))
+    return freeze(list(residuals_of(job.model.parameters()).values()))
 
 
 def test_feedback_survives_the_trainer(tmp_path: Path) -> None:
@@ -129,6 +130,148 @@ def test_or_resume_goes_back_to_the_base(tmp_path: Path) -> None:
     assert outcome.start == base < 12
     same(losses, {**losses, **outcome.losses}, "losses")
     same(end, outcome.end, "end")
+
+
+def large() -> Job:
+    """Gradients and residuals of a step take several slots: some entries hold nothing that is logged."""
+    model = nn.Sequential(*[nn.Linear(1100, 1100) for _ in range(4)])
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    everystep.compress(optimizer, "topk", ratio=0.01, feedback=True)
+    return _job(model, optimizer, 1100)
+
+
+def idle() -> Job:
+    """An optimizer whose parameters have no gradient: its calls hold nothing."""
+    model = nn.Sequential(nn.Linear(64, 256), nn.Linear(256, 64))
+    unused = nn.Linear(256, 256)
+    optimizers = {
+        "used": torch.optim.AdamW(model.parameters(), lr=1e-2),
+        "idle": torch.optim.AdamW(unused.parameters(), lr=1e-2),
+    }
+
+    def turn(step: int) -> float:
+        loss = model(torch.randn(8, 64)).square().mean()
+        loss.backward()
+        for optimizer in optimizers.values():
+            optimizer.step()
+            optimizer.zero_grad()
+        return loss.item()
+
+    return Job({"model": model, "unused": unused}, optimizers, turn)
+
+
+def channels_last() -> Job:
+    """Edits of weights that do not lie in row-major order."""
+    model = nn.Sequential(nn.Conv2d(8, 40, 3), nn.Conv2d(40, 8, 3))
+    model = model.to(memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def turn(step: int) -> float:
+        loss = model(torch.randn(2, 8, 9, 9)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            model[0].weight.clamp_(-0.05, 0.05)
+        return loss.item()
+
+    return Job(model, optimizer, turn)
+
+
+def _job(model: nn.Module, optimizer: torch.optim.Optimizer, width: int) -> Job:
+    def turn(step: int) -> float:
+        loss = model(torch.randn(8, width)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.item()
+
+    return Job(model, optimizer, turn)
+
+
+@pytest.mark.parametrize("make", [large, idle, channels_last])
+def test_a_lost_host_of_an_unusual_job(make: Callable[[], Job], tmp_path: Path) -> None:
+    lose_host(make, tmp_path / "run", 8, 1)
+    seed_all(SEED)
+    job = make()
+    for step in range(8):
+        job.turn(step)
+    again = make()
+    assert everystep.restore(tmp_path / "run", again.model, again.optimizer) == 8
+    expected, found = look(job, whole=False), look(again, whole=False)
+    same(expected, found, "weights and optimizers")
+
+
+def test_state_without_a_log_of_gradients_can_be_logged(tmp_path: Path) -> None:
+    """Every record brings the state anew: bases do not follow each other for it."""
+    job = build("bf16")
+    with everystep.attach(
+        job.model,
+        job.optimizer,
+        run=tmp_path / "run",
+        log=False,
+        durable_log=1,
+        durable_every="1h",
+        keep_last=1000,
+        on_lag="wait",
+    ) as run:
+        for step in run.steps(40):
+            job.turn(step)
+            time.sleep(0.01)
+    assert len(everystep.open_run(tmp_path / "run").steps) < 10
+
+
+def test_a_closure_is_compressed(tmp_path: Path) -> None:
+    parameter = nn.Parameter(torch.zeros(1000))
+    optimizer = torch.optim.SGD([parameter], lr=1.0)
+    everystep.compress(optimizer, "topk", ratio=0.01)
+
+    def closure() -> float:
+        parameter.grad = torch.randn(1000)
+        return 1.0
+
+    assert optimizer.step(closure) == 1.0
+    assert parameter.count_nonzero() == 10
+    optimizer.step(closure=closure)
+    assert parameter.count_nonzero() <= 20
+
+
+def test_what_overflowed_is_not_held_back() -> None:
+    """A fused step that a GradScaler skips said nothing, and residuals stay what they were."""
+    parameter = nn.Parameter(torch.zeros(1000))
+    optimizer = torch.optim.AdamW([parameter], lr=1e-3, fused=True)
+    everystep.compress(optimizer, "topk", ratio=0.01, feedback=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    for step in range(4):
+        held = residuals_of([parameter])[parameter].clone()
+        gradient = torch.randn(1000)
+        if step == 2:
+            gradient[7] = torch.inf
+        scaler.scale((parameter * gradient).sum()).backward()
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        now = residuals_of([parameter])[parameter]
+        assert torch.equal(held, now) is (step == 2)
+    assert parameter.isfinite().all() and now.isfinite().all()
+
+
+def test_parameters_that_come_later_are_fed_back_too(tmp_path: Path) -> None:
+    first, later = nn.Linear(8, 8), nn.Linear(8, 8)
+    model = nn.ModuleList([first, later])
+    optimizer = torch.optim.SGD(first.parameters(), lr=0.1)
+    everystep.compress(optimizer, "topk", ratio=0.1, feedback=True)
+    with everystep.attach(model, optimizer, run=tmp_path / "run", on_failure="raise") as run:
+        for step in run.steps(6):
+            if step == 3:
+                optimizer.add_param_group({"params": list(later.parameters())})
+            (first(torch.randn(4, 8)) + later(torch.randn(4, 8))).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert len(residuals_of(model.parameters())) == 4
+    names = {atom.name for atom in everystep.open_run(tmp_path / "run").index().census.atoms}
+    assert {"0.weight.residual", "1.bias.residual"} <= names
 
 
 def test_compression_may_end_or_begin(tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ def test_options_are_frozen() -> None:
         "fingerprint_every",
         "durable_every",
         "durable_log",
+        "mtbf",
         "residuals",
         "on_lag",
         "on_failure",

@@ -90,6 +90,18 @@ def test_what_cannot_be_meant_is_refused() -> None:
         everystep.compress(optimizer, "topk", ratio=0)
     with pytest.raises(UsageError, match="powersgd"):
         everystep.compress(optimizer, "powersgd")
+    with pytest.raises(UsageError, match="a Linear"):
+        everystep.compress(torch.nn.Linear(2, 2), "topk")  # type: ignore[arg-type]
     everystep.compress(optimizer, "topk")
     with pytest.raises(UsageError, match="already"):
         everystep.compress(optimizer, "bf16")
+    with pytest.raises(UsageError, match="already"):
+        everystep.compress(torch.optim.SGD(optimizer.param_groups[0]["params"], lr=0.1), "bf16")
+    numbers = torch.nn.Parameter(torch.zeros(2, dtype=torch.complex64))
+    with pytest.raises(UsageError, match="complex"):
+        everystep.compress(torch.optim.SGD([numbers], lr=0.1), "int8")
+
+
+@pytest.mark.parametrize("method", [TopK(0.1), RandomK(0.1), INT8, FP8, Bfloat16()])
+def test_nothing_stays_nothing(method: Method) -> None:
+    assert through(method, torch.zeros(0)).shape == (0,)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
+
+import pytest
 
 from everystep.core.census import Census
 from everystep.core.events import Seal
 from everystep.format.base import Point
 from everystep.shadow.logkeeper import LogKeeper
 from everystep.store import layout
-from everystep.store.log import LogReader
+from everystep.store.log import LogReader, LogWriter
 from everystep.store.runs import Lineage
 
 CENSUS = Census((), (), "exact")
@@ -63,3 +66,57 @@ def test_behind_a_base_of_another_model_nothing_is_claimed(tmp_path: Path) -> No
     bench.look()
     bench.log(2, 1)
     bench.check(2)
+
+
+def test_a_batch_that_fails_late_does_not_hide_a_newer_gap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(tmp_path)
+    bench.log(1, 0)
+    go_on = threading.Event()
+
+    def fail(*_: object) -> int:
+        go_on.wait(10)
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(LogWriter, "append", fail)
+        bench.keeper.offer(Seal(2, 1, b"", b"", (), 0), [])
+        bench.keeper.look_after(RUN_ID, 1, bench.base, fits=True, now=True)
+        bench.keeper.offer(Seal(9, 8, b"", b"", (), 0), [])  # the trainer let steps go meanwhile
+        go_on.set()
+        while bench.keeper.busy:
+            time.sleep(0.001)
+    bench.check(1)
+    bench.base = Point(1, 2)  # this base does not reach the newer gap
+    bench.keeper._retry_at = 0.0
+    bench.look()
+    assert bench.keeper.broken
+    bench.check(2)
+    bench.base = Point(1, 8)
+    bench.look()
+    bench.check(9)
+
+
+@pytest.mark.parametrize("instant", ["_begin", "_fill"])
+def test_any_error_of_the_writer_is_told(
+    instant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread that cannot be started is no OSError."""
+    bench = Bench(tmp_path)
+    bench.log(1, 0)
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(LogWriter, instant, fail)
+        bench.base = Point(1, 1)  # a new segment
+        bench.log(2, 1)
+    assert "can't start new thread" in bench.keeper.problem and bench.keeper.broken
+    bench.check(1)
+    bench.base = Point(1, 2)
+    bench.keeper._retry_at = 0.0
+    bench.log(3, 2)
+    bench.check(3)
+    assert not bench.keeper.problem

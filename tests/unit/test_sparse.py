@@ -84,3 +84,11 @@ def test_what_does_not_fit_its_events_is_refused() -> None:
         expand(*packed, used_ranges(events, census)[:0])
     with pytest.raises(CorruptData):
         expand(packed[0], packed[1][:-4], used_ranges(events, census))
+
+
+def test_a_payload_that_no_event_speaks_of() -> None:
+    census, events, size = _record([1 << 16], [False], 0)
+    without = [event for event in events if isinstance(event, Call) and not event.amp]
+    packed = pack_sparse(without, memoryview(np.ones(size, np.uint8)), census)
+    assert packed is not None and len(packed[1]) == 0
+    assert not np.frombuffer(expand(*packed, []), np.uint8).any()

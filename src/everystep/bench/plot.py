@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
+
+from everystep.tune.model import Machine, Plan, objections, spread_steps, waste
 
 
 def plot_overhead(document: dict[str, Any], path: Path) -> bool:
@@ -30,3 +33,45 @@ def plot_overhead(document: dict[str, Any], path: Path) -> bool:
     axes.set_title(f"{document['model']}, batch {document['batch']}, {every}, {document['device']}")
     figure.savefig(path, dpi=150)
     return True
+
+
+def plot_waste(machine: Machine, chosen: Plan, budget_percent: float, path: Path) -> bool:
+    """Wasted time over both intervals; plans that cannot be taken are left out. False: no matplotlib."""
+    try:
+        from matplotlib.colors import LogNorm
+        from matplotlib.figure import Figure
+    except ImportError:
+        return False
+    every = _around(chosen.base_every)
+    batches = _around(max(1, chosen.batch))
+    spread = spread_steps(machine, log=True)
+    shares = [
+        [_percent(machine, Plan(f, b, spread), budget_percent) for f in every] for b in batches
+    ]
+    figure = Figure(figsize=(7, 5), layout="constrained")
+    axes = figure.subplots()
+    if any(share == share for row in shares for share in row):  # else no log can be taken at all
+        colours = axes.pcolormesh(every, batches, shares, norm=LogNorm(), shading="nearest")
+        figure.colorbar(colours, label="wasted time, percent of useful time")
+    axes.plot([chosen.base_every], [max(1, chosen.batch)], "r*", markersize=14, label="chosen")
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlabel("steps from one base to the next")
+    axes.set_ylabel("steps in one write of the log")
+    named = f"{chosen.batch} steps a write" if chosen.batch else "no log"
+    wasted = 100 * waste(machine, chosen).total
+    axes.set_title(f"chosen: a base every {chosen.base_every} steps, {named}: {wasted:.3f} %")
+    axes.legend()
+    figure.savefig(path, dpi=150)
+    return True
+
+
+def _around(value: int) -> list[int]:
+    """Whole numbers from a hundredth of a value to a hundred times it."""
+    return sorted({max(1, round(value * 10 ** (i / 20))) for i in range(-40, 41)})
+
+
+def _percent(machine: Machine, plan: Plan, budget_percent: float) -> float:
+    if objections(machine, plan, budget_percent):
+        return math.nan
+    return 100 * waste(machine, plan).total

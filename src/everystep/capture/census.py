@@ -95,7 +95,7 @@ def take_census(models: Models, optimizers: Optimizers, *, log: bool = True) -> 
     atoms, tensors = _atoms(models)
     atom_of = {id(t): i for i, t in enumerate(tensors)}
     named = dict(optimizers) if isinstance(optimizers, Mapping) else {"": optimizers}
-    _add_residuals(atoms, tensors, atom_of, models, named)
+    _add_residuals(atoms, tensors, atom_of)
     specs = [_optimizer_spec(key, live, atom_of, log) for key, live in named.items()]
     specs, powers = _with_twins(specs, list(named.values()))
     exactness, why = _exactness(specs, tensors)
@@ -141,21 +141,13 @@ def _atoms(models: Models) -> tuple[list[Atom], list[torch.Tensor]]:
     return atoms, tensors
 
 
-def _add_residuals(
-    atoms: list[Atom],
-    tensors: list[torch.Tensor],
-    atom_of: dict[int, int],
-    models: Models,
-    optimizers: Mapping[str, torch.optim.Optimizer],
-) -> None:
+def _add_residuals(atoms: list[Atom], tensors: list[torch.Tensor], atom_of: dict[int, int]) -> None:
     """What compression with feedback holds back is state too, one tensor for each parameter."""
-    given = models.values() if isinstance(models, Mapping) else [models]
-    for parameter, residual in residuals_of([*given, *optimizers.values()]).items():
-        if id(parameter) in atom_of:
-            owner = atoms[atom_of[id(parameter)]]
-            name = f"{owner.name}.residual"
-            atoms.append(Atom(name, owner.dtype, owner.shape, buffer=True, lossy=True))
-            tensors.append(residual)
+    for parameter, residual in residuals_of(list(tensors)).items():
+        owner = atoms[atom_of[id(parameter)]]
+        name = f"{owner.name}.residual"
+        atoms.append(Atom(name, owner.dtype, owner.shape, buffer=True, lossy=True))
+        tensors.append(residual)
 
 
 def _homes(models: Models, atom_of: dict[int, int]) -> dict[int, tuple[torch.nn.Module, str]]:

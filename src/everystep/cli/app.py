@@ -18,6 +18,7 @@ from everystep.cli.runs import RunName, bucket_of, documents_of, shown
 from everystep.cli.selfcheck import selfcheck
 from everystep.cli.states import diff, export, tag
 from everystep.cli.status import run_status
+from everystep.cli.tune import tune
 from everystep.format.base import Point
 from everystep.store.bases import read_index
 from everystep.store.bisect import first_bad_step, metric_of
@@ -137,6 +138,7 @@ def restore(
         logged = document["redone_from_the_log"]
         more = f", {logged} of its steps redone from the log" if logged else ""
         yield f"[bold]step {step}[/bold]: the next attach goes on from it{more}"
+        yield from document["problems"]
 
     output.show(document, json, render)
 
@@ -302,7 +304,7 @@ def demo(
 
 
 app.add_typer(bench, name="bench")
-for command in (selfcheck, tag, prune, diff, export):
+for command in (selfcheck, tune, tag, prune, diff, export):
     app.command()(command)
 
 

@@ -11,6 +11,7 @@ import typer
 from rich.table import Table
 
 from everystep.cli import output
+from everystep.options import duration_seconds
 
 _Optimizer = Annotated[str, typer.Option(help="sgd, adam, adamw, adam-fused or adamw-fused.")]
 
@@ -193,6 +194,27 @@ def bench_resume(
     from everystep.bench.events import resume_cost
 
     _show_event(json, lambda: resume_cost(model, batch, optimizer, folder))
+
+
+@bench.command("tune")
+def bench_tune(
+    model: _Model = "gpt-tiny",
+    batch: _Batch = 8,
+    optimizer: _Optimizer = "adamw",
+    steps: Annotated[int, typer.Option(help="Of each window that is measured.")] = 60,
+    rounds: Annotated[int, typer.Option(help="Windows of each kind.")] = 3,
+    mtbf: Annotated[str, typer.Option(help="Short, so that the plan's bases fit a window.")] = "1m",
+    budget: Annotated[float, typer.Option(help="Percent that training may lose.")] = 5.0,
+    folder: _Folder = None,
+    json: output.Json = False,
+) -> None:
+    """The overhead that the tuner predicts for its plan, against the one that is measured."""
+    from everystep.bench.tune_check import Settings, tune_check
+
+    say = (lambda line: None) if json else output.console.print
+    seconds = duration_seconds("mtbf", mtbf)
+    settings = Settings(model, batch, optimizer, steps, rounds, seconds, budget, folder)
+    _show_event(json, lambda: tune_check(settings, say))
 
 
 def _show_event(json: bool, measure: Callable[[], dict[str, Any]]) -> None:

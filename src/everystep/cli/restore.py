@@ -8,11 +8,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from everystep.core.retention import Rules
 from everystep.errors import EverystepError, RunBusy, StepUnavailable
 from everystep.lane.control import AskRetire, ask
 from everystep.lane.runtime import ShadowCard, TrainerLock, is_alive, read_card, runtime_dir
 from everystep.recover.find import find_newest
-from everystep.store.runs import claim_epoch
+from everystep.store.runs import claim_epoch, newest_manifest
 
 _LEAVE_SECONDS = 30.0
 
@@ -28,10 +29,17 @@ def restore_to(run: Path, step: int) -> dict[str, Any]:
                 f"restore {run} to step {step}: its base is damaged",
                 hint="everystep verify lists the steps that are left",
             )
+        newest = newest_manifest(run)
+        manifest = claim_epoch(run, found.point, newest.rules if newest else Rules())
         card = read_card(folder)
-        if card is not None and is_alive(card):
+        if card is not None and is_alive(card):  # from here on it cannot write any more
             _dismiss(card, run)
-        manifest = claim_epoch(run, found.point)
+        again, _ = find_newest(run, None)
+        if again is None or again.point.step != step:
+            raise StepUnavailable(
+                f"restore {run} to step {step}: what it needs was removed meanwhile",
+                hint="everystep ls lists the steps that are left",
+            )
         return {
             "run": str(run),
             "step": found.point.step,

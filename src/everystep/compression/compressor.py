@@ -35,20 +35,15 @@ def compress(
     `method` is topk, randomk (both keep the share `ratio`), int8, fp8, bf16, or for DDP also powersgd
     (of `rank`). Call it before `attach`.
     """
-    if target in _known:
-        raise UsageError(f"compress: this {type(target).__name__} is compressed already")
+    parameters = _parameters(target)
     if method == "powersgd":
         from everystep.compression.ddp import use_powersgd
 
         use_powersgd(target, rank)
-        _known[target] = Compressor(None, f"powersgd of rank {rank}", [])
+        _known[target] = Compressor(None, f"powersgd of rank {rank}", parameters, feedback=False)
         return
-    compressor = Compressor(
-        _method(method, ratio),
-        f"{method} {ratio:g}" if method in _SPARSE else method,
-        _parameters(target) if feedback else [],
-    )
-    _known[target] = compressor
+    name = f"{method} {ratio:g}" if method in _SPARSE else method
+    compressor = Compressor(_method(method, ratio), name, parameters, feedback=feedback)
     if isinstance(target, torch.optim.Optimizer):
         target.register_step_pre_hook(compressor.before_step)
     else:
@@ -56,56 +51,110 @@ def compress(
 
         # DDP compares annotations with types, and ours are text
         target.register_comm_hook(compressor, lambda state, bucket: communicate(state, bucket))
+    _known[target] = compressor
 
 
 class Compressor:
     """Owned by the training thread, or by DDP's during backward."""
 
     def __init__(
-        self, method: Method | None, name: str, parameters: Iterable[torch.nn.Parameter]
+        self,
+        method: Method | None,
+        name: str,
+        parameters: list[torch.nn.Parameter],
+        *,
+        feedback: bool,
     ) -> None:
         self.method = method
-        self.name = name
-        self.residuals = {p: torch.zeros_like(p, requires_grad=False) for p in parameters}
+        self.name = f"{name}, with feedback" if feedback else name
+        self.parameters = parameters
+        self.feedback = feedback
+        self.residuals: dict[torch.nn.Parameter, torch.Tensor] = {}
+        for parameter in parameters:
+            self.residual(parameter)
 
-    def before_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+    def residual(self, parameter: torch.nn.Parameter) -> torch.Tensor | None:
+        """What was left unsaid of a parameter; one that came later begins with nothing."""
+        if not self.feedback:
+            return None
+        if parameter not in self.residuals:
+            self.residuals[parameter] = torch.zeros_like(parameter, requires_grad=False)
+        return self.residuals[parameter]
+
+    def before_step(
+        self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """A pre-hook: now, or where a closure makes the gradients, when it has."""
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if closure is None:
+            self._reduce_all(optimizer)
+            return None
+
+        def closure_then_compress() -> Any:
+            result = closure()
+            self._reduce_all(optimizer)
+            return result
+
+        if "closure" in kwargs:
+            return args, {**kwargs, "closure": closure_then_compress}
+        return (args[0], closure_then_compress, *args[2:]), kwargs
+
+    def _reduce_all(self, optimizer: torch.optim.Optimizer) -> None:
         assert self.method is not None
-        if self.residuals and getattr(optimizer, "grad_scale", None) is not None:
+        if self.feedback and getattr(optimizer, "grad_scale", None) is not None:
             raise UsageError(
                 "compress: feedback and a GradScaler that the fused step unscales by itself",
                 hint="call scaler.unscale_(optimizer) before scaler.step, or build it without fused=True",
             )
+        skipped = getattr(optimizer, "found_inf", None)  # then the fused kernel does nothing
         with torch.no_grad():
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     if parameter.grad is not None:
-                        self._reduce(self.method, parameter, parameter.grad)
+                        self._reduce(self.method, parameter, parameter.grad, skipped)
 
     def _reduce(
-        self, method: Method, parameter: torch.nn.Parameter, gradient: torch.Tensor
+        self,
+        method: Method,
+        parameter: torch.nn.Parameter,
+        gradient: torch.Tensor,
+        skipped: torch.Tensor | None,
     ) -> None:
         if gradient.layout is not torch.strided:
             raise UsageError("compress: a sparse gradient", hint="it says little enough as it is")
-        residual = self.residuals.get(parameter)
+        residual = self.residual(parameter)
         if residual is not None:
             gradient += residual
         flat = gradient.reshape(-1)
         kept = method.decode(method.encode(flat), len(flat), flat.dtype).view_as(gradient)
         if residual is not None:
-            torch.sub(gradient, kept, out=residual)
+            hold_back(residual, gradient - kept, gradient.isfinite().all(), skipped)
         gradient.copy_(kept)
 
 
-def residuals_of(targets: Iterable[Any]) -> dict[torch.nn.Parameter, torch.Tensor]:
-    """What compressed optimizers and models hold back, by parameter."""
-    compressors = [_known[target] for target in targets if target in _known]
-    return {p: residual for c in compressors for p, residual in c.residuals.items()}
+def hold_back(
+    residual: torch.Tensor,
+    unsaid: torch.Tensor,
+    finite: torch.Tensor,
+    skipped: torch.Tensor | None = None,
+) -> None:
+    """What was not said now is said later; but where a gradient overflowed, or the step does not count,
+    nothing was said."""
+    said = finite if skipped is None else finite & (skipped.to(finite.device).view(()) == 0)
+    torch.where(said, unsaid, residual, out=residual)
 
 
-def names_of(targets: Iterable[Any]) -> list[str]:
-    """How gradients are compressed, in words."""
-    compressors = [_known[target] for target in targets if target in _known]
-    return [f"{c.name}{', with feedback' if c.residuals else ''}" for c in compressors]
+def residuals_of(parameters: Iterable[torch.Tensor]) -> dict[torch.nn.Parameter, torch.Tensor]:
+    """What compression holds back of these parameters."""
+    wanted = {id(parameter) for parameter in parameters}
+    pairs = (pair for c in _known.values() for pair in c.residuals.items())
+    return {parameter: residual for parameter, residual in pairs if id(parameter) in wanted}
+
+
+def names_of(parameters: Iterable[torch.Tensor]) -> list[str]:
+    """How the gradients of these parameters are compressed, in words."""
+    wanted = {id(parameter) for parameter in parameters}
+    return [c.name for c in _known.values() if wanted.intersection(map(id, c.parameters))]
 
 
 def _method(name: str, ratio: float) -> Method:
@@ -121,7 +170,23 @@ def _method(name: str, ratio: float) -> Method:
     return _DENSE[name]
 
 
-def _parameters(target: torch.optim.Optimizer | DistributedDataParallel) -> list[Any]:
+def _parameters(target: Any) -> list[torch.nn.Parameter]:
+    """Those whose gradients it is about, if they can be compressed."""
     if isinstance(target, torch.optim.Optimizer):
-        return [p for group in target.param_groups for p in group["params"]]
-    return [p for p in target.parameters() if p.requires_grad]
+        found = [p for group in target.param_groups for p in group["params"]]
+    elif isinstance(target, DistributedDataParallel):
+        found = [p for p in target.parameters() if p.requires_grad]
+    else:
+        raise UsageError(
+            f"compress: a {type(target).__name__}",
+            hint="give an optimizer, or a DistributedDataParallel whose communication is compressed",
+        )
+    if any(p.is_complex() for p in found):
+        raise UsageError("compress: complex parameters", hint="leave their optimizer as it is")
+    taken = {id(p) for c in _known.values() for p in c.parameters}
+    if any(id(p) in taken for p in found):
+        raise UsageError(
+            f"compress: parameters of this {type(target).__name__} are compressed already",
+            hint="compress either the optimizer or DDP's communication, once",
+        )
+    return found

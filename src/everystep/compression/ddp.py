@@ -6,13 +6,13 @@ the ranks: all get the same bits, run after run.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from everystep.compression.compressor import Compressor
+from everystep.compression.compressor import Compressor, hold_back
 from everystep.errors import UsageError
 
 # renamed in torch 2.13
@@ -24,36 +24,51 @@ def communicate(compressor: Compressor, bucket: Any) -> torch.futures.Future[tor
     method = compressor.method
     assert method is not None
     flat = bucket.buffer()
-    for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
-        if parameter in compressor.residuals:
-            gradient += compressor.residuals[parameter]
+    pairs = list(zip(bucket.parameters(), bucket.gradients(), strict=True))
+    for parameter, gradient in pairs:
+        if (residual := compressor.residual(parameter)) is not None:
+            gradient += residual
     wire = method.encode(flat)
-    if compressor.residuals:
+    if compressor.feedback:
+        finite = flat.isfinite().all()
         flat -= method.decode(wire, len(flat), flat.dtype)  # what is left unsaid
-        for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
-            compressor.residuals[parameter].copy_(gradient)
-    gathered = [_gather(part) for part in wire]
+        for parameter, unsaid in pairs:
+            hold_back(compressor.residuals[parameter], unsaid, finite)
+    *others, last = [_gather(part) for part in wire]
 
     def add_up(_: Any) -> torch.Tensor:
-        ranks = dist.get_world_size()
-        total = torch.zeros_like(flat)
+        """Runs behind the last part, on a stream of its own where there are streams."""
+        for gathering in others:
+            gathering.work.wait()
+        ranks, total = dist.get_world_size(), torch.zeros_like(flat)
+        for gathering in (*others, last):
+            if gathering.everyone.is_cuda:
+                gathering.everyone.record_stream(torch.cuda.current_stream())
         for rank in range(ranks):
-            own = tuple(
-                parts.view(ranks, *part.shape)[rank]
-                for (parts, _), part in zip(gathered, wire, strict=True)
-            )
+            own = tuple(gathering.of(rank) for gathering in (*others, last))
             total += method.decode(own, len(flat), flat.dtype)
         return total.div_(ranks)
 
-    futures = torch.futures.collect_all([future for _, future in gathered])
-    return futures.then(add_up)
+    future: torch.futures.Future[torch.Tensor] = last.work.get_future().then(add_up)
+    return future
 
 
-def _gather(part: torch.Tensor) -> tuple[torch.Tensor, torch.futures.Future[Any]]:
+class _Gathering(NamedTuple):
+    """One part of what every rank says."""
+
+    work: Any
+    everyone: torch.Tensor
+    part: torch.Tensor
+
+    def of(self, rank: int) -> torch.Tensor:
+        return self.everyone.view(-1, *self.part.shape)[rank]
+
+
+def _gather(part: torch.Tensor) -> _Gathering:
     data = part.contiguous().view(torch.uint8)  # not every backend knows every type
     everyone = data.new_empty(dist.get_world_size() * data.numel())
     work = _all_gather(everyone, data.view(-1), async_op=True)
-    return everyone.view(part.dtype), work.get_future()
+    return _Gathering(work, everyone.view(part.dtype), part)
 
 
 def use_powersgd(target: Any, rank: int) -> None:

@@ -35,7 +35,7 @@ class TopK(NamedTuple):
         keys = flat.abs().float().view(torch.int32).long() << 32
         keys -= torch.arange(len(flat), device=flat.device)
         places = keys.topk(math.ceil(self.ratio * len(flat)), sorted=False).indices
-        return places.int(), flat[places]
+        return _short(places, len(flat)), flat[places]
 
     def decode(self, wire: tuple[torch.Tensor, ...], size: int, dtype: torch.dtype) -> torch.Tensor:
         return _scatter(wire, size)
@@ -48,8 +48,8 @@ class RandomK(NamedTuple):
 
     def encode(self, flat: torch.Tensor) -> tuple[torch.Tensor, ...]:
         count = math.ceil(self.ratio * len(flat))
-        places = torch.randint(len(flat), (count,), device=flat.device)
-        return places.int(), flat[places]
+        places = torch.randint(max(1, len(flat)), (count,), device=flat.device)
+        return _short(places, len(flat)), flat[places]
 
     def decode(self, wire: tuple[torch.Tensor, ...], size: int, dtype: torch.dtype) -> torch.Tensor:
         return _scatter(wire, size)
@@ -91,6 +91,10 @@ _NOT_FINITE = 1 << 14
 
 INT8 = Blocks(torch.int8, 6)
 FP8 = Blocks(torch.float8_e4m3fn, 7)
+
+
+def _short(places: torch.Tensor, size: int) -> torch.Tensor:
+    return places.int() if size < 1 << 31 else places
 
 
 def _scatter(wire: tuple[torch.Tensor, ...], size: int) -> torch.Tensor:

@@ -8,7 +8,7 @@ from everystep.core.census import Census, Mode, gradient_layout
 from everystep.core.retention import Rules
 from everystep.core.sizes import size
 from everystep.errors import NotEnoughDisk
-from everystep.options import Options, best_of, duration_seconds
+from everystep.options import AUTO, Options, best_of, duration_seconds
 
 _DAY_SECONDS = 86400.0
 _SHORT_DAYS = 7.0
@@ -89,6 +89,8 @@ def forecast(
 
 
 def _seconds_between_bases(options: Options, seconds_per_step: float | None) -> float | None:
+    if options.durable_every == AUTO:
+        return duration_seconds("durable_every", str(Options().durable_every))
     if isinstance(options.durable_every, str):
         return duration_seconds("durable_every", options.durable_every)
     return options.durable_every * seconds_per_step if seconds_per_step else None

@@ -62,6 +62,8 @@ class Manifest(msgspec.Struct, frozen=True):
     slimmed: tuple[Point, ...] = ()  # bases of any epoch of which only the weights are left
     rules: Rules = Rules()  # what this writer keeps
     token: str = ""  # tells this epoch from one of the same number, claimed on another host
+    opened: float = 0.0  # when it was claimed
+    closed: float = 0.0  # when its trainer ended well; 0: it still lives, or something failed
 
 
 class StoredFile(msgspec.Struct, frozen=True):

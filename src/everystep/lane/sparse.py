@@ -29,6 +29,8 @@ def pack_sparse(
     if counts is None:
         return None
     sparse = Sparse(len(payload), len(counts), int(counts.sum()))
+    if not len(counts):  # no event speaks of any of it
+        return sparse, memoryview(b"")
     if _SHARE_MAX * stored_bytes(sparse) > len(payload):
         return None
     room = fresh(stored_bytes(sparse))

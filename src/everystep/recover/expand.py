@@ -19,14 +19,11 @@ _PLACE_MASK = 0xFFFF
 
 
 class Expander:
-    """One after the other: a payload on a device is gone when the next one is asked for."""
-
     def __init__(self, census: Census, tensors: Sequence[torch.Tensor]) -> None:
         self._census = census
         devices = {tensor.device for tensor in tensors}
         cuda = len(devices) == 1 and next(iter(devices)).type == "cuda"
         self._device = devices.pop() if cuda else None
-        self._words = torch.empty(0, dtype=torch.int32)
 
     def payload(self, events: list[Event], stored: memoryview) -> Payload:
         """What the events' places speak of."""
@@ -45,9 +42,7 @@ class Expander:
     ) -> torch.Tensor:
         words = checked(sparse, stored, ranges)
         size = -(-sparse.bytes // 4)
-        if self._words.numel() < size:
-            self._words = torch.empty(size, dtype=torch.int32, device=device)
-        full = self._words[:size].zero_()
+        full = torch.zeros(size, dtype=torch.int32, device=device)
         starts = torch.from_numpy(block_starts(ranges)).to(device)
         counts = torch.from_numpy(words.counts.astype(np.int64)).to(device)
         places = torch.from_numpy(words.places.view(np.int16)).to(device).long() & _PLACE_MASK

@@ -11,7 +11,7 @@ import torch
 from everystep.core.census import Census, mismatches
 from everystep.core.dtypes import tensor_bytes
 from everystep.core.events import Call, Edit, Event, Rebase, Seal, SlotValues
-from everystep.errors import ModelMismatch, RecoveryError
+from everystep.errors import ModelMismatch
 from everystep.format import values
 from everystep.format.entry import unframe_entries
 from everystep.recover.expand import Expander
@@ -268,11 +268,12 @@ def _replay_edit(
         target = state[name]
     else:
         target = parameter
-    if not target.is_contiguous():
-        raise RecoveryError("replay an edit: the live tensor is not contiguous")
     with torch.no_grad():
-        flat = target.view(-1).view(torch.uint8)
+        rows = target.contiguous()  # edits are bytes of it in row-major order
+        flat = rows.view(-1).view(torch.uint8)
         flat[edit.start : edit.start + edit.nbytes].copy_(data)
+        if rows.data_ptr() != target.data_ptr():
+            target.copy_(rows)
 
 
 def _to_device(value: Any, device: torch.device) -> Any:

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 class Keeper:
     def __init__(self, options: Options, intake: Intake, persister: Persister) -> None:
-        self._options = options
+        self.options = options
         self._intake = intake
         self._persister = persister
         self._writes_in_place = False
@@ -95,7 +95,7 @@ class Keeper:
             self._persister.claim()
             return
         due = self.has_news and base_is_due(
-            self._options,
+            self.options,
             step=self._intake.step,
             durable_step=state.durable.step if state.durable else None,
             seconds_since_base=time.time() - state.durable_time,

@@ -19,6 +19,7 @@ from everystep.errors import EverystepError, Fenced
 from everystep.format.base import Point
 from everystep.format.log import LoggedRecord, census_digest
 from everystep.shadow.logcodec import LogCodec
+from everystep.shadow.spans import Spans
 from everystep.store.log import LogWriter
 from everystep.store.ship_log import LogEnd
 
@@ -32,7 +33,7 @@ class LogKeeper:
     """Owned by the main thread; `_write` runs in the writer's, one batch at a time."""
 
     def __init__(self, run: Path, census: Census, batch: int) -> None:
-        self._run, self._census, self._batch = run, census, batch
+        self._run, self._census, self.batch = run, census, batch
         self.codec = LogCodec(census)
         self._waiting: list[LoggedRecord] = []
         self._bytes = 0
@@ -47,11 +48,16 @@ class LogKeeper:
         self.end: LogEnd | None = None  # where that record ends: up to there the log can be shipped
         self.time = 0.0
         self.bytes_written = 0
+        self.writes, self.write_seconds = 0, 0.0
+        self.spans = Spans()
+        self._patience = _PATIENCE_SECONDS
         self.problem = ""
         self.let_go = 0
         self._gap_until: int | None = None  # the last step of a gap that no base has healed
         self._ends_at = 0  # the step before it
         self._offered: int | None = None  # the newest step that came
+        self._was_base = False  # the record that came last brought most of the state anew
+        self._lock = threading.Lock()  # of the gap: both threads may find one
 
     @property
     def busy(self) -> bool:
@@ -61,13 +67,20 @@ class LogKeeper:
         """A record is whole: keep it until it is written."""
         if self._fenced:
             return
+        if not self.batch:  # switched off: what comes is missing until a base lies behind it
+            self._lose(self._waiting[0].after if self._waiting else seal.after, seal.step, 0)
+            self._offered = seal.step
+            return
         if self._offered is not None and seal.after != self._offered:  # the trainer let steps go
             self._lose(self._offered, seal.after, 0)
-        self._offered = seal.step
-        if _is_base(entries, self._census):
-            self._lose(seal.after, seal.step, 0)  # written as a base, and only once
+        # the state that recording begins with is written as a base, and only once
+        was_base, self._was_base = self._was_base, _is_base(entries, self._census)
+        if self._was_base and not was_base:
+            self._lose(seal.after, seal.step, 0)
+            self._offered = seal.step
             return
         body = self.codec.framed(entries)
+        self._offered = seal.step
         if self._bytes + len(body) > _WAITING_BYTES_MAX and self._waiting:
             self._lose(self._waiting[0].after, seal.step, len(self._waiting) + 1)
             self.problem = (
@@ -80,20 +93,27 @@ class LogKeeper:
         self._waiting.append(LoggedRecord(seal.step, seal.after, body))
         self._bytes += len(body)
 
+    def write_in_batches(self, batch: int, patience_seconds: float) -> None:
+        """From now on so many records at a time, and fewer only after this long; 0: none."""
+        self.batch = batch
+        self._patience = max(_PATIENCE_SECONDS, patience_seconds)
+
     def _lose(self, before: int, last: int, records: int) -> None:
         """The log has a gap: it is of no use from there on, until a base lies behind it."""
-        self._ends_at = before if self._gap_until is None else self._ends_at
-        self._gap_until = last
-        self.let_go += records
+        with self._lock:
+            known = self._gap_until
+            self._ends_at = before if known is None else min(before, self._ends_at)
+            self._gap_until = last if known is None else max(last, known)
+            self.let_go += records
 
     def reaches(self, base: int) -> int:
         """The step that this base and the log behind it bring back."""
         gap, end = self._gap_until, self.step or 0
-        return max(base, end if gap is None or gap <= base else self._ends_at)
+        return max(base, end if gap is None or gap <= base else min(end, self._ends_at))
 
     @property
     def broken(self) -> bool:
-        return self._gap_until is not None
+        return self._gap_until is not None and self.batch > 0
 
     def look_after(
         self, run_id: str, epoch: int, durable: Point | None, *, fits: bool, now: bool
@@ -104,13 +124,15 @@ class LogKeeper:
             self._lose(durable.step if durable else 0, self._offered, 0)
         if durable != self._based_at:  # what lies before a base can be dropped as a whole
             self._based_at, self._roll = durable, True
-            if durable is not None and self._gap_until is not None:
-                self._gap_until = self._gap_until if durable.step < self._gap_until else None
+            with self._lock:
+                if durable is not None and self._gap_until is not None:
+                    self._gap_until = self._gap_until if durable.step < self._gap_until else None
         if self.busy or not self._waiting or not epoch or time.monotonic() < self._retry_at:
             return
-        old = time.monotonic() - self._since > _PATIENCE_SECONDS
-        if len(self._waiting) >= self._batch or old or now:
+        old = time.monotonic() - self._since > self._patience
+        if len(self._waiting) >= self.batch or old or now:
             batch, self._waiting, self._bytes = self._waiting, [], 0
+            self.spans.begin()
             self._thread = threading.Thread(
                 target=self._guarded, args=(run_id, epoch, batch), daemon=True
             )
@@ -121,13 +143,15 @@ class LogKeeper:
         try:
             self._write(run_id, epoch, batch)
             self._failures, self.problem = 0, ""
-        except (OSError, EverystepError) as error:
+        except (OSError, RuntimeError, MemoryError, EverystepError) as error:
             self._failures += 1
             self._retry_at = time.monotonic() + retry_seconds(self._failures)
             self._fenced = isinstance(error, Fenced)
             self._lose(batch[0].after, batch[-1].step, len(batch))
             self.problem = f"log: {error}"
             log.error("log_failed step=%d error=%s", batch[-1].step, error)
+        finally:
+            self.spans.end()
 
     def _write(self, run_id: str, epoch: int, batch: list[LoggedRecord]) -> None:
         if self._writer is None:
@@ -135,7 +159,10 @@ class LogKeeper:
         if self._roll:
             self._roll = False
             self._writer.close()
+        began = time.monotonic()
         self.bytes_written += self._writer.append(batch)
+        self.write_seconds += time.monotonic() - began
+        self.writes += 1
         self.step, self.time = batch[-1].step, time.time()
         self.end = LogEnd(*self._writer.end, self.step)
 

@@ -33,7 +33,9 @@ class Opening(msgspec.Struct, frozen=True):
     predecessor: ShadowCard | None  # the shadow that speaks for the run until this one can
     survival: Survival
     durable_every: str | int
-    durable_log: int
+    durable_log: int | str
+    overhead_budget_percent: float
+    mtbf: str | None
     rules: Rules
     idle_exit: str
     arena_dir: str | None

@@ -17,6 +17,7 @@ from everystep.errors import EverystepError, Fenced
 from everystep.format.base import BaseEntry, BaseIndex, Point
 from everystep.format.log import census_digest
 from everystep.shadow.outlook import Outlook
+from everystep.shadow.spans import Spans
 from everystep.store.bases import Snapshot, SnapshotTensor
 from everystep.store.epoch import EpochWriter
 from everystep.store.runs import read_lineage
@@ -32,6 +33,10 @@ class PersistState(msgspec.Struct):
     durable_time: float = 0.0
     bytes_written: int = 0
     write_bytes_per_second: float = 0.0  # of the newest base
+    bases: int = (
+        0  # written beside the main thread, and the seconds they took: copy, commit, clearing up
+    )
+    write_seconds: float = 0.0
     failures: int = 0  # since the last success
     failures_total: int = 0
     retry_at: float = 0.0
@@ -49,6 +54,7 @@ class Persister:
         self._writer: EpochWriter | None = None
         self._thread: threading.Thread | None = None
         self._landed = False
+        self.spans = Spans()
         self.started = time.monotonic()
         self._versions_of: BaseIndex | None = None
         self._looked_at: BaseIndex | None = None
@@ -98,15 +104,26 @@ class Persister:
         """Write beside the main thread, once `before` has made the snapshot what it should be. Nobody may
         change its bytes until that is done."""
         self._landed = False
+        self.spans.begin()
         self._thread = threading.Thread(
-            target=self._guarded, args=(self._prepare_and_write, snapshot, before), daemon=True
+            target=self._write_beside, args=(snapshot, before), daemon=True
         )
         self._thread.start()
 
+    def _write_beside(self, snapshot: Snapshot, before: Callable[[], None] | None) -> None:
+        self._guarded(self._prepare_and_write, snapshot, before)
+        self.spans.end()
+
     def _prepare_and_write(self, snapshot: Snapshot, before: Callable[[], None] | None) -> None:
+        began = time.monotonic()
         if before is not None:
             before()
         self._write(snapshot)
+        self.state = msgspec.structs.replace(
+            self.state,
+            bases=self.state.bases + 1,
+            write_seconds=self.state.write_seconds + time.monotonic() - began,
+        )
 
     def is_new(self, tensor: SnapshotTensor, census: Census) -> bool:
         """Bytes that the store already has are not written, so they need no copy."""
@@ -126,6 +143,11 @@ class Persister:
             self._versions = {t.atom: t.version for t in previous.tensors}
             self._versions_of = previous
         return self._versions.get(atom)
+
+    def say_closed(self) -> None:
+        """The trainer ended well: this epoch is no failure in the run's history."""
+        if self._writer is not None and not self.busy:
+            self._guarded(self._writer.close)
 
     def wait(self, seconds: float | None = None) -> None:
         if self._thread is not None:

@@ -35,6 +35,7 @@ from everystep.shadow.persist import Persister
 from everystep.shadow.replica import Replica
 from everystep.shadow.report import describe_intake, describe_store
 from everystep.shadow.shipper import Shipper
+from everystep.shadow.tuning import Tuning, first_batch, first_interval
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +56,7 @@ class Shadow:
         self.opening = opening
         self.options = Options(
             **msgspec.structs.asdict(opening.rules),
-            durable_every=opening.durable_every,
+            durable_every=first_interval(opening),
             durable_log=opening.durable_log,
             idle_exit=opening.idle_exit,
             arena_dir=opening.arena_dir,
@@ -80,12 +81,11 @@ class Shadow:
         )
         self.keeper = Keeper(self.options, self.intake, self.persister)
         self.log = (
-            LogKeeper(Path(opening.run), opening.census, opening.durable_log)
+            LogKeeper(Path(opening.run), opening.census, first_batch(opening))
             if opening.durable_log
             else None
         )
-        if self.log is not None:
-            self.intake.on_record = self.log.offer
+        self.tuning = Tuning(opening, self.intake, self.persister, self.keeper, self.log)
         self.shipper = Shipper(Path(opening.run), opening.bucket, opening.bucket_bytes_per_second)
         self.control = control.ControlServer(self._card.control)
         self.board = control.NoticeBoard(self._card.control)
@@ -97,6 +97,7 @@ class Shadow:
         self._yielded = False
         self._terminated = False
         self._successor: control.AskDefer | None = None
+        self._closed = False  # the trainer ended well
         self._retired = False  # a successor speaks for the run: the card is its business
         self._done = False
         self._idle_since = time.monotonic()
@@ -306,6 +307,7 @@ class Shadow:
             )
         if self._alone:
             self.shipper.look_after(self.persister.state.epoch, self.log)
+        self.tuning.look_after()
         if self._distrusted:
             return  # nothing that could be written
         if not self._trainer_alive and self._drained and self._alone:
@@ -378,6 +380,7 @@ class Shadow:
             return
         self.control.answer(route, control.Answer())
         self._done = self._retired = True
+        self._closed = self._trainer_alive  # it goes on with another shadow
 
     def _answer_yield(self, route: list[bytes]) -> bool:
         if not self._drained or self._succeeded:
@@ -426,6 +429,7 @@ class Shadow:
             left = self.shipper.problem if closes else ""
             self.control.answer(route, control.Answer(status=status, error=left))
             self._done |= closes
+            self._closed |= closes
             return True
         if self.intake.drifted and self._drained:
             self.control.answer(route, control.Answer(repair=True))
@@ -448,6 +452,7 @@ class Shadow:
             **describe_intake(self.intake),
             **describe_store(self.persister, self.log, self.shipper),
             "disk_forecast": self._outlook.latest,
+            **self.tuning.describe(),
             "outlives_trainer": self.opening.survival.outlives,
             "outlives_why": self.opening.survival.because,
             "health": "degraded" if self._trouble else "ok",
@@ -467,6 +472,9 @@ class Shadow:
     def _leave(self) -> None:
         if not self._retired:
             self.persister.wait(_LAST_SECONDS)  # old bases and logs are still being removed
+        if self._closed:
+            self.persister.say_closed()
+        if not self._retired:
             remove_card(self._folder, os.getpid())
             self.shipper.finish(self.persister.state, _SHIP_LAST_SECONDS)
         self.descriptors.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from pathlib import Path
 
 import msgspec
@@ -47,6 +48,11 @@ class EpochWriter:
             raise
         self.manifest, self.previous = manifest, index
         return entry
+
+    def close(self) -> None:
+        """Nothing more is committed in this epoch, and nothing went wrong with it."""
+        self.manifest = msgspec.structs.replace(self.manifest, closed=time.time())
+        write_manifest(self._run, self.manifest)
 
     def _newest_index(self) -> BaseIndex | None:
         for candidate in read_lineage(self._run).candidates:

@@ -42,6 +42,7 @@ class LogWriter:
         """One sync for all of them; returns how many bytes it took. When it raises, nothing of them counts,
         and the next batch begins a new segment."""
         check_fence(self._run, self._epoch)
+        done = False
         try:
             stream = self._stream
             if stream is None or stream.bytes >= _SEGMENT_BYTES:
@@ -53,9 +54,10 @@ class LogWriter:
             crash_point("log_written")
             stream.sync()
             crash_point("log_synced")
-        except OSError:
-            self._give_up()
-            raise
+            done = True
+        finally:
+            if not done:
+                self._give_up()
         self._counts = True
         return stream.bytes - before
 

@@ -108,6 +108,7 @@ def claim_epoch(run: Path, continues: Point | None, rules: Rules = _DEFAULT_RULE
         slimmed,
         rules,
         token=uuid.uuid4().hex,
+        opened=time.time(),
     )
     write_manifest(run, manifest)
     sync_dir(run / "epochs")

@@ -1,0 +1,164 @@
+"""`everystep bench tune`: the overhead that the tuner predicts for its plan, against the measured one.
+
+First bases and log are written much too often: that shows what each costs. Then the plan is chosen and
+followed, in windows that lie between windows of recording without writing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import everystep
+from everystep.bench.clock import timed
+from everystep.bench.gpt import Training
+from everystep.errors import EverystepError
+from everystep.session import Run
+from everystep.store.probe import measure_disk
+from everystep.tune.choose import Choice, choose
+from everystep.tune.measured import Measured, machine_of
+
+_PATIENCE_SECONDS = 300.0
+_LOOK_EVERY = 4
+_BASES_MIN = 8
+_OFTEN = {"durable_every": 12, "durable_log": 4}
+_RARELY = {"durable_every": "1h", "durable_log": 0}
+_GOAL_RELATIVE, _GOAL_POINTS = 0.3, 0.2
+
+
+class Settings(NamedTuple):
+    model: str
+    batch: int
+    optimizer: str
+    steps: int
+    rounds: int
+    mtbf_seconds: float
+    budget_percent: float
+    folder: Path | None
+
+
+def tune_check(settings: Settings, say: Callable[[str], None]) -> dict[str, Any]:
+    """Predicted and measured, and how far apart windows of the same kind lie."""
+    parent = str(settings.folder) if settings.folder else None
+    training = Training(settings.model, settings.batch, settings.optimizer, compiled=False)
+    with tempfile.TemporaryDirectory(prefix="everystep-bench-", dir=parent) as place:
+        bench = _Bench(training, Path(place), settings.steps)
+        measured = bench.measured()
+        choice = _choose(measured, Path(place), settings)
+        plan = {"durable_every": choice.plan.base_every, "durable_log": choice.plan.batch}
+        say(f"plan: {plan}, predicted {choice.waste.overhead_percent:.3f} %")
+        windows: dict[str, list[float]] = {"none": [], "recording": [], "plan": []}
+        kinds = {"none": None, "recording": _RARELY, "plan": plan}
+        for _ in range(settings.rounds):
+            for name, options in kinds.items():
+                windows[name].append(bench.window(name, options))
+                say(f"{name:>10}: {1e3 * windows[name][-1]:.2f} ms a step")
+    return _document(settings, training.device.type, choice, measured, windows)
+
+
+def _choose(measured: Measured, place: Path, settings: Settings) -> Choice:
+    disk = measure_disk(place)
+    machine = machine_of(
+        measured,
+        sync_seconds=disk.sync_seconds,
+        write_bytes_per_second=disk.write_bytes_per_second,
+        mtbf_seconds=settings.mtbf_seconds,
+        restart_seconds=0.0,
+    )
+    return choose(machine, settings.budget_percent)
+
+
+class _Bench:
+    def __init__(self, training: Training, place: Path, steps: int) -> None:
+        self._training, self._place, self._steps = training, place, steps
+        self._runs = 0
+        for _ in range(3):
+            training.step()
+
+    def measured(self) -> Measured:
+        """What the shadow sees while bases and log are written too often."""
+        with self._attached("often", _OFTEN) as run:
+            first = run.status()["based_step"] or 0
+            self._until(
+                run,
+                lambda s: (
+                    (s["based_step"] or 0) >= first + _BASES_MIN * _OFTEN["durable_every"]
+                    and Measured(**s["measured"]).enough
+                ),
+            )
+            return Measured(**run.status()["measured"])
+
+    def window(self, name: str, options: dict[str, Any] | None) -> float:
+        """Mean seconds of a step; a run of its own, once it does what it does in the long run."""
+        if options is None:
+            return statistics.mean(self._timed(None))
+        with self._attached(name, options) as run:
+            return statistics.mean(self._timed(run))
+
+    @contextmanager
+    def _attached(self, name: str, options: dict[str, Any]) -> Iterator[Run]:
+        self._runs += 1
+        model, optimizer = self._training.model, self._training.optimizer
+        path = self._place / f"run-{self._runs}-{name}"
+        with everystep.attach(model, optimizer, run=path, on_failure="raise", **options) as run:
+            run.resume()
+            self._until(run, lambda s: s["warm"] and s["durable_step"] is not None)
+            yield run
+
+    def _until(self, run: Run, reached: Callable[[dict[str, Any]], bool]) -> None:
+        deadline, count = time.monotonic() + _PATIENCE_SECONDS, 0
+        while count % _LOOK_EVERY or not reached(run.status()):
+            self._turn(run)
+            count += 1
+            if time.monotonic() > deadline:
+                raise EverystepError(
+                    f"bench tune: not ready to measure within {_PATIENCE_SECONDS:.0f} s",
+                    hint="a smaller --model or --batch makes steps shorter",
+                )
+
+    def _timed(self, run: Run | None) -> list[float]:
+        cuda = self._training.device.type == "cuda"
+        return timed(cuda, lambda: self._turn(run), lambda count: count < self._steps)
+
+    def _turn(self, run: Run | None) -> None:
+        self._training.step()
+        if run is not None:
+            run.seal()
+
+
+def _document(
+    settings: Settings,
+    device: str,
+    choice: Choice,
+    measured: Measured,
+    windows: dict[str, list[float]],
+) -> dict[str, Any]:
+    mean = {name: statistics.mean(found) for name, found in windows.items()}
+    predicted = choice.waste.overhead_percent
+    # each window against the one right before it: what drifts with the machine cancels out
+    pairs = zip(windows["plan"], windows["recording"], strict=True)
+    found = [100 * (plan / recording - 1) for plan, recording in pairs]
+    overhead = statistics.mean(found)
+    apart = abs(predicted - overhead)
+    return {
+        "model": settings.model,
+        "device": device,
+        "steps": settings.steps * settings.rounds,
+        "plan": dataclasses.asdict(choice.plan),
+        "why": list(choice.why),
+        "predicted_overhead_percent": predicted,
+        "measured_overhead_percent": overhead,
+        "measured_by_round": found,
+        "standard_error_points": statistics.stdev(found) / len(found) ** 0.5 if found[1:] else None,
+        "within_goal": apart <= max(_GOAL_POINTS, _GOAL_RELATIVE * abs(overhead)),
+        "none_spread": (max(windows["none"]) - min(windows["none"])) / mean["none"],
+        "recording_overhead_percent": 100 * (mean["recording"] / mean["none"] - 1),
+        "seconds_per_step": mean,
+        "measured": dataclasses.asdict(measured),
+    }

@@ -1,0 +1,115 @@
+"""How fast training goes, and how much slower while something is written: seen from the times of its seals.
+
+A share felt is what training lost, against the quiet steps right before, over how long was written. Until
+enough was seen it leans on a prior: a writer takes one of the cores.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from everystep.shadow.spans import Spans
+
+_QUIET_STEPS_MIN = 16
+_STEPS_MAX = 4096  # then what is old counts half
+_PAUSE = 20.0  # steps that took so many times as long are no steps: somebody evaluates, or saves
+_PRIOR_BASES, _PRIOR_WRITES = 2, 16
+_SHARE_MAX = 2.0  # a writer, and those who copy and hash for it
+_RECENT = 1 / 8  # weight of the newest quiet step in the pace of now
+
+
+@dataclass
+class _Pace:
+    """Steps of one kind, and how long the writer was at work meanwhile."""
+
+    steps: float = 0.0
+    seconds: float = 0.0
+    lost: float = 0.0  # seconds beyond the quiet pace of that moment; less than none is noise
+    writes: float = 0.0
+    write_seconds: float = 0.0
+
+    def halve(self) -> None:
+        self.steps, self.seconds, self.lost = self.steps / 2, self.seconds / 2, self.lost / 2
+        self.writes, self.write_seconds = self.writes / 2, self.write_seconds / 2
+
+
+class Gauge:
+    """Owned by the main thread."""
+
+    def __init__(self, cores: int) -> None:
+        self._prior = 1 / max(1, cores)
+        self._quiet, self._basing, self._logging = _Pace(), _Pace(), _Pace()
+        self._sealed_ns = 0
+        self._recent = 0.0  # seconds of a quiet step, lately
+        self._written = ((0, 0.0), (0, 0.0))
+        self._records, self._bytes = 0, 0
+
+    def record(
+        self,
+        sealed_ns: int,
+        size: int,
+        *,
+        base_spans: Spans,
+        log_spans: Spans,
+        bases: tuple[int, float],
+        writes: tuple[int, float],
+    ) -> None:
+        """A step was sealed. `bases` and writes of the log: how many so far, and their seconds in all."""
+        self._records, self._bytes = self._records + 1, self._bytes + size
+        before, self._sealed_ns = self._sealed_ns, sealed_ns
+        # the shadow may read this record late: what counts is what was written while the step was done
+        basing = base_spans.meet(before, sealed_ns)
+        pace = self._basing if basing else self._quiet
+        if pace is self._quiet and log_spans.meet(before, sealed_ns):
+            pace = self._logging
+        self._basing.writes += bases[0] - self._written[0][0]
+        self._basing.write_seconds += bases[1] - self._written[0][1]
+        if not basing:  # what is written beside a base is part of that
+            self._logging.writes += writes[0] - self._written[1][0]
+            self._logging.write_seconds += writes[1] - self._written[1][1]
+        self._written = bases, writes
+        seconds = (sealed_ns - before) / 1e9
+        if before and seconds >= 0 and not self._is_pause(pace, seconds):
+            self._add(pace, seconds)
+        if self._quiet.steps + self._logging.steps > _STEPS_MAX:
+            for each in (self._quiet, self._basing, self._logging):
+                each.halve()
+
+    def _add(self, pace: _Pace, seconds: float) -> None:
+        pace.steps, pace.seconds = pace.steps + 1, pace.seconds + seconds
+        if pace is self._quiet:
+            weight = _RECENT if self._recent else 1.0
+            self._recent += weight * (seconds - self._recent)
+        elif self._recent:
+            pace.lost += seconds - self._recent
+
+    def _is_pause(self, pace: _Pace, seconds: float) -> bool:
+        usual = pace.seconds / pace.steps if pace.steps >= _QUIET_STEPS_MIN else 0.0
+        return usual > 0 and seconds > _PAUSE * usual
+
+    @property
+    def record_bytes(self) -> float:
+        return self._bytes / self._records if self._records else 0.0
+
+    @property
+    def iteration_seconds(self) -> float:
+        """Of a step without anything being written, once there were enough of them."""
+        pace = self._quiet
+        if pace.steps < _QUIET_STEPS_MIN and self._logging.steps >= _QUIET_STEPS_MIN:
+            pace = self._logging
+        return pace.seconds / pace.steps if pace.steps >= _QUIET_STEPS_MIN else 0.0
+
+    @property
+    def base_share_felt(self) -> float:
+        return self._share(self._basing, _PRIOR_BASES)
+
+    @property
+    def log_share_felt(self) -> float:
+        return self._share(self._logging, _PRIOR_WRITES)
+
+    def _share(self, pace: _Pace, prior_writes: int) -> float:
+        if self._quiet.steps < _QUIET_STEPS_MIN or not pace.writes or pace.write_seconds <= 0:
+            return self._prior
+        lost = min(max(pace.lost, 0.0), _SHARE_MAX * pace.write_seconds)
+        prior = prior_writes * pace.write_seconds / pace.writes  # seconds
+        return (lost + self._prior * prior) / (pace.write_seconds + prior)

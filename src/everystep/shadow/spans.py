@@ -1,0 +1,27 @@
+"""When a writer was at work: its last few spans, in the time of the clock that seals carry."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+
+_KEPT = 64
+_STILL = 1 << 63
+
+
+class Spans:
+    """Begun by the main thread, ended by the writer's."""
+
+    def __init__(self) -> None:
+        self._spans: deque[tuple[int, int]] = deque(maxlen=_KEPT)
+
+    def begin(self) -> None:
+        self._spans.append((time.time_ns(), _STILL))
+
+    def end(self) -> None:
+        if self._spans:
+            self._spans[-1] = (self._spans[-1][0], time.time_ns())
+
+    def meet(self, begin_ns: int, end_ns: int) -> bool:
+        """Whether the writer was at work at any time between the two."""
+        return any(begin < end_ns and end > begin_ns for begin, end in self._spans)

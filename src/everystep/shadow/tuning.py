@@ -1,0 +1,224 @@
+"""Measures what the tuner needs, and follows its plan where an option says "auto". Main thread only.
+
+Until enough was measured, bases are written as by default and there is no log.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from everystep.core.events import Event, Seal
+from everystep.core.failures import Mtbf, mean_time_between_failures
+from everystep.options import AUTO, Options, duration_seconds
+from everystep.shadow.gauge import Gauge
+from everystep.shadow.intake import Intake
+from everystep.shadow.keeper import Keeper
+from everystep.shadow.logkeeper import LogKeeper
+from everystep.shadow.opening import Opening
+from everystep.shadow.persist import Persister
+from everystep.shadow.spans import Spans
+from everystep.store.history import lives_of
+from everystep.store.probe import Disk, measure_disk
+from everystep.tune.choose import Choice, choose, worth_changing
+from everystep.tune.measured import Measured, machine_of
+from everystep.tune.model import Machine, Plan
+
+log = logging.getLogger(__name__)
+
+_REFIT_SECONDS = 10.0
+_RETRY_SECONDS = 60.0
+_REPLAYED_MIN = 16
+_RESTART_SECONDS = 60.0
+_UNTIL_TUNED = Options().durable_every
+
+
+def first_interval(opening: Opening) -> str | int:
+    """How often a base is written as long as there is no plan."""
+    return _UNTIL_TUNED if opening.durable_every == AUTO else opening.durable_every
+
+
+def first_batch(opening: Opening) -> int:
+    return 0 if opening.durable_log == AUTO else int(opening.durable_log)
+
+
+class Tuning:
+    def __init__(
+        self,
+        opening: Opening,
+        intake: Intake,
+        persister: Persister,
+        keeper: Keeper,
+        logged: LogKeeper | None,
+    ) -> None:
+        self._opening, self._intake, self._persister = opening, intake, persister
+        self._keeper, self._log = keeper, logged
+        self._cores = len(os.sched_getaffinity(0))
+        self._gauge = Gauge(self._cores)
+        self._base_bytes, self._bytes_before = 0, 0
+        self._auto = AUTO in (opening.durable_every, opening.durable_log)
+        self._disk: Disk | None = None
+        self._mtbf: Mtbf | None = None
+        self._probe: threading.Thread | None = None
+        self._next_fit = 0.0
+        self._since, self._since_step, self._changes = 0.0, 0, 0
+        self._warmed_up: tuple[int, float] | None = None  # records and seconds of replay by then
+        self._choice: Choice | None = None
+        self._why = "not enough was measured yet"
+        intake.on_record = self.on_record
+
+    def on_record(self, seal: Seal, entries: list[tuple[list[Event], memoryview]]) -> None:
+        state, logged, intake = self._persister.state, self._log, self._intake
+        if self._warmed_up is None and intake.records >= _REPLAYED_MIN:
+            self._warmed_up = intake.records, intake.replay_seconds
+        ratio = logged.codec.ratio if logged and logged.batch else 1.0
+        self._gauge.record(
+            seal.time_ns,
+            int(sum(len(payload) for _, payload in entries) / ratio),
+            base_spans=self._persister.spans,
+            log_spans=logged.spans if logged else Spans(),
+            bases=(state.bases, state.write_seconds),
+            writes=(logged.writes, logged.write_seconds) if logged else (0, 0.0),
+        )
+        if logged is not None:
+            logged.offer(seal, entries)
+
+    # ------------------------------------------------------------------ the plan
+
+    def look_after(self) -> None:
+        """Choose anew if it is time to; called at every turn of the loop."""
+        if not self._auto or time.monotonic() < self._next_fit:
+            return
+        measured = self.measured()
+        known = self._warmed_up is not None and self._replayed[0] >= _REPLAYED_MIN
+        if not measured.enough or not known:
+            return
+        if self._disk is None or self._mtbf is None:
+            self._begin_probe()
+            return
+        self._next_fit = time.monotonic() + _REFIT_SECONDS
+        machine = machine_of(
+            measured,
+            sync_seconds=self._disk.sync_seconds,
+            write_bytes_per_second=self._disk.write_bytes_per_second,
+            mtbf_seconds=self._mtbf.seconds,
+            restart_seconds=_RESTART_SECONDS,
+        )
+        self._follow(machine)
+
+    def _follow(self, machine: Machine) -> None:
+        budget = self._opening.overhead_budget_percent
+        new = choose(
+            machine, budget, base_every=self._fixed_interval(machine), batch=self._fixed_batch()
+        )
+        step, old = self._intake.step, self._choice
+        if old is not None and not worth_changing(
+            machine,
+            budget,
+            old.plan,
+            new.plan,
+            seconds=time.monotonic() - self._since,
+            steps=step - self._since_step,
+            changes=self._changes,
+        ):
+            return
+        self._changes += old is not None
+        self._choice, self._why = new, "; ".join(new.why)
+        self._since, self._since_step = time.monotonic(), step
+        self._apply(new.plan, machine.iteration_seconds)
+
+    def _apply(self, plan: Plan, iteration_seconds: float) -> None:
+        log.info("plan base_every=%d batch=%d why=%s", plan.base_every, plan.batch, self._why)
+        if self._opening.durable_every == AUTO:
+            options = self._keeper.options
+            self._keeper.options = dataclasses.replace(options, durable_every=plan.base_every)
+        if self._opening.durable_log == AUTO and self._log is not None:
+            self._log.write_in_batches(plan.batch, 2 * plan.batch * iteration_seconds)
+
+    def _fixed_interval(self, machine: Machine) -> int | None:
+        given = self._opening.durable_every
+        if given == AUTO:
+            return None
+        if isinstance(given, int):
+            return given
+        seconds = duration_seconds("durable_every", given)
+        return max(1, round(seconds / machine.iteration_seconds))
+
+    def _fixed_batch(self) -> int | None:
+        given = self._opening.durable_log
+        return None if given == AUTO else int(given)
+
+    def _begin_probe(self) -> None:
+        """The disk is measured beside the loop: on a bad day it takes a while."""
+        if self._probe is None:
+            self._probe = threading.Thread(target=self._measure, daemon=True)
+            self._probe.start()
+
+    def _measure(self) -> None:
+        run = Path(self._opening.run)
+        try:
+            self._mtbf = self._failures(run)
+            self._disk = measure_disk(run)
+        except OSError as error:
+            self._why = f"the disk cannot be measured: {error}"
+            self._next_fit = time.monotonic() + _RETRY_SECONDS
+            self._probe = None
+
+    def _failures(self, run: Path) -> Mtbf:
+        given = self._opening.mtbf
+        if given is not None:
+            return Mtbf(duration_seconds("mtbf", given), "as given")
+        return mean_time_between_failures(lives_of(run, newest_lives=True))
+
+    # ------------------------------------------------------------------ what is known
+
+    def measured(self) -> Measured:
+        state, gauge = self._persister.state, self._gauge
+        if state.bytes_written != self._bytes_before:
+            self._base_bytes = state.bytes_written - self._bytes_before
+            self._bytes_before = state.bytes_written
+        logged = self._log
+        writes = logged.writes if logged else 0
+        records, seconds = self._replayed
+        return Measured(
+            iteration_seconds=gauge.iteration_seconds,
+            base_bytes=self._base_bytes,
+            base_write_seconds=state.write_seconds / state.bases if state.bases else 0.0,
+            base_share_felt=gauge.base_share_felt,
+            record_bytes=gauge.record_bytes,
+            log_writes=writes,
+            log_write_seconds=logged.write_seconds / writes if logged and writes else 0.0,
+            log_write_bytes=logged.bytes_written / writes if logged and writes else 0.0,
+            log_share_felt=gauge.log_share_felt,
+            replay_seconds_per_step=seconds / records if records else 0.0,
+            replay_threads=self._opening.replay_threads,
+            cores=self._cores,
+        )
+
+    @property
+    def _replayed(self) -> tuple[int, float]:
+        """Records and the seconds they took; the first ones load code, and do not count."""
+        records, seconds = self._warmed_up or (0, 0.0)
+        return self._intake.records - records, self._intake.replay_seconds - seconds
+
+    def describe(self) -> dict[str, Any]:
+        """The tuner's part of the status document."""
+        return {"measured": dataclasses.asdict(self.measured()), "tuner": self._described_plan()}
+
+    def _described_plan(self) -> dict[str, Any] | None:
+        if not self._auto:
+            return None
+        found = self._choice
+        return {
+            "plan": dataclasses.asdict(found.plan) if found else None,
+            "predicted_overhead_percent": found.waste.overhead_percent if found else None,
+            "predicted_waste": found.waste.total if found else None,
+            "mtbf_seconds": self._mtbf.seconds if self._mtbf else None,
+            "mtbf_why": self._mtbf.why if self._mtbf else "",
+            "reason": self._why,
+        }

@@ -1,0 +1,1 @@
+"""Measured rates -> cost model -> how often to do what, with reasons. Pure, without torch."""

@@ -1,0 +1,151 @@
+"""What the shadow measures of training from the times of its seals, and what it makes of a run's history."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from everystep.core.failures import USUAL_SECONDS, Life, mean_time_between_failures
+from everystep.shadow.gauge import Gauge
+from everystep.shadow.spans import Spans
+from everystep.tune.measured import Measured, machine_of
+
+STEP, CORES = 0.1, 4
+
+
+class Written(Spans):
+    """One span, or none."""
+
+    def __init__(self, begin: float, end: float, any_of_it: bool) -> None:
+        super().__init__()
+        if any_of_it:
+            self._spans.append((int(begin * 1e9) + 1, int(end * 1e9) - 1))
+
+
+class Scene:
+    """A training whose steps take longer while something is written."""
+
+    def __init__(self) -> None:
+        self.gauge = Gauge(CORES)
+        self.clock = 1.0
+        self.bases, self.writes = (0, 0.0), (0, 0.0)
+
+    def step(self, seconds: float = STEP, *, basing: bool = False, logging: bool = False) -> None:
+        begin, self.clock = self.clock, self.clock + seconds
+        self.gauge.record(
+            int(self.clock * 1e9),
+            1000,
+            base_spans=Written(begin, self.clock, basing),
+            log_spans=Written(begin, self.clock, logging),
+            bases=self.bases,
+            writes=self.writes,
+        )
+
+    def base(self, steps: int, seconds: float, write_seconds: float) -> None:
+        for _ in range(steps):
+            self.step(seconds, basing=True)
+        self.bases = (self.bases[0] + 1, self.bases[1] + write_seconds)
+        self.step()
+
+    def write(self, seconds: float, write_seconds: float) -> None:
+        self.writes = (self.writes[0] + 1, self.writes[1] + write_seconds)
+        self.step(seconds, logging=True)
+
+
+def test_nothing_is_claimed_before_enough_was_seen() -> None:
+    scene = Scene()
+    scene.step()
+    assert scene.gauge.iteration_seconds == 0
+    assert scene.gauge.base_share_felt == scene.gauge.log_share_felt == 1 / CORES
+
+
+def test_what_training_loses_to_writing_is_found() -> None:
+    scene = Scene()
+    for _ in range(100):
+        for _ in range(10):
+            scene.step()
+        scene.base(5, seconds=1.5 * STEP, write_seconds=5 * STEP)  # half a step each: half of it
+        scene.write(STEP + 0.002, write_seconds=0.020)
+    gauge = scene.gauge
+    assert gauge.iteration_seconds == pytest.approx(STEP, rel=0.01)
+    assert gauge.base_share_felt == pytest.approx(0.5, rel=0.05)
+    assert gauge.log_share_felt == pytest.approx(0.1, rel=0.25)
+    assert gauge.record_bytes == 1000
+
+
+def test_writing_that_is_not_felt_costs_nothing_in_the_long_run() -> None:
+    scene = Scene()
+    for _ in range(200):
+        for _ in range(5):
+            scene.step()
+        scene.base(5, seconds=STEP, write_seconds=5 * STEP)
+    assert scene.gauge.base_share_felt < 0.05 / CORES
+
+
+def test_a_machine_that_is_busy_at_times_is_not_taken_for_a_cost_of_writing() -> None:
+    """Others come and go for hundreds of steps: only the steps around a write are compared."""
+    scene = Scene()
+    for load in (1.0, 3.0, 1.0, 4.0) * 5:
+        for _ in range(10):
+            for _ in range(20):
+                scene.step(load * STEP)
+            for _ in range(2):
+                scene.step(load * STEP + 0.01, basing=True)
+            scene.bases = (scene.bases[0] + 1, scene.bases[1] + 0.1)
+            scene.step(load * STEP)
+    assert scene.gauge.base_share_felt == pytest.approx(0.2, rel=0.15)
+
+
+def test_a_pause_is_no_step() -> None:
+    scene = Scene()
+    for _ in range(50):
+        scene.step()
+    scene.step(1000.0)
+    assert scene.gauge.iteration_seconds == pytest.approx(STEP)
+
+
+def test_the_pace_of_now_counts_more_than_the_one_of_long_ago() -> None:
+    scene = Scene()
+    for _ in range(5000):
+        scene.step(STEP)
+    for _ in range(20000):
+        scene.step(3 * STEP)
+    assert scene.gauge.iteration_seconds == pytest.approx(3 * STEP, rel=0.05)
+
+
+def test_failures_are_counted_and_a_short_history_says_little() -> None:
+    hour = 3600.0
+    assert mean_time_between_failures([]).seconds == USUAL_SECONDS
+    assert mean_time_between_failures([Life(hour, False)]).seconds == USUAL_SECONDS
+    often = mean_time_between_failures([Life(hour, True)] * 500)
+    assert often.seconds == pytest.approx(hour, rel=0.1) and "500 failures" in often.why
+    once = mean_time_between_failures([Life(hour, True)])
+    assert hour < once.seconds < USUAL_SECONDS
+    assert mean_time_between_failures([Life(1e6, False)]).seconds > 1e6
+
+
+def test_the_log_itself_says_more_about_a_sync_than_a_probe_does() -> None:
+    few = Measured(0.1, 10**9, 1.0, record_bytes=1e6, log_writes=1, log_write_seconds=0.05)
+    many = Measured(
+        *(0.1, 10**9, 1.0),
+        record_bytes=1e6,
+        log_writes=100,
+        log_write_seconds=0.05,
+        log_write_bytes=3e7,
+    )
+    disk = {"sync_seconds": 0.001, "write_bytes_per_second": 1e9}
+    machines = [machine_of(m, **disk, mtbf_seconds=1e5, restart_seconds=1) for m in (few, many)]
+    assert [m.log_sync_seconds for m in machines] == pytest.approx([0.001, 0.02])
+    assert machines[0].replay_seconds_per_step > few.iteration_seconds, "nobody redoes: train again"
+
+
+def test_a_span_is_met_while_it_lasts_and_no_longer() -> None:
+    spans = Spans()
+    spans.begin()
+    begun = time.time_ns()
+    assert spans.meet(begun, begun + 1) and spans.meet(begun + 10**9, begun + 2 * 10**9)
+    assert not spans.meet(0, 1)
+    spans.end()
+    ended = time.time_ns()
+    assert spans.meet(begun, ended) and not spans.meet(ended + 1, ended + 10**9)

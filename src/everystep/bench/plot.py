@@ -35,6 +35,28 @@ def plot_overhead(document: dict[str, Any], path: Path) -> bool:
     return True
 
 
+def plot_losses(document: dict[str, Any], path: Path) -> bool:
+    """Loss over steps, one line for each way to compress. False: there is no matplotlib."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return False
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.subplots()
+    for name, losses in document["losses"].items():
+        window = max(1, len(losses) // 50)
+        smooth = [sum(losses[i : i + window]) / window for i in range(len(losses) - window + 1)]
+        dense = name == "dense"
+        axes.plot(
+            smooth, label=name, linewidth=2.5 if dense else 1, color="black" if dense else None
+        )
+    axes.set_xlabel("step")
+    axes.set_ylabel("loss")
+    axes.legend()
+    figure.savefig(path, dpi=150)
+    return True
+
+
 def plot_waste(machine: Machine, chosen: Plan, budget_percent: float, path: Path) -> bool:
     """Wasted time over both intervals; plans that cannot be taken are left out. False: no matplotlib."""
     try:

@@ -167,6 +167,25 @@ def bench_log(
     _show_event(json, lambda: log_cost(model, batch, optimizer, steps, method, ratio, folder))
 
 
+@bench.command("convergence")
+def bench_convergence(
+    steps: Annotated[int, typer.Option(help="Of each training.")] = 300,
+    json: Annotated[
+        Path | None, typer.Option(help="File for the figures; a PNG lies beside it.")
+    ] = None,
+) -> None:
+    """What compressing gradients costs in loss: the demo's GPT, dense and compressed in every way."""
+    from everystep.bench.convergence import convergence
+
+    with output.refusals(False):
+        document = convergence(steps, output.console.print)
+        if json is not None:
+            from everystep.bench.plot import plot_losses
+
+            json.write_bytes(msgspec.json.format(msgspec.json.encode(document)))
+            plot_losses(document, json.with_suffix(".png"))
+
+
 @bench.command("pause")
 def bench_pause(
     model: _Model = "gpt-tiny",

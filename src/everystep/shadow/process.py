@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import logging
 import os
 import select
 import signal
-import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from everystep.core.census import Mode
 from everystep.errors import EverystepError
 from everystep.format.base import SessionValues
 from everystep.lane import control
@@ -26,6 +23,7 @@ from everystep.lane.retire import retire
 from everystep.lane.ring import RingReader
 from everystep.lane.runtime import ShadowCard, is_alive, remove_card, write_card
 from everystep.options import Options, duration_seconds
+from everystep.shadow.advances import Advances
 from everystep.shadow.intake import Intake
 from everystep.shadow.keeper import Keeper
 from everystep.shadow.logkeeper import LogKeeper
@@ -73,6 +71,7 @@ class Shadow:
         ring = RingReader(SharedMemory(opening.ring_fd), opening.geometry)
         empty = SessionValues(opening.step, b"", b"", (), ())
         self.intake = Intake(opening.census, ring, self.replica, empty)
+        self.advances = Advances(opening, self.replica, self.intake)
         self._tail_memory: SharedMemory | None = None
         self._take_over()
         self.persister = Persister(Path(opening.run), opening.continues, opening.rules)
@@ -103,8 +102,6 @@ class Shadow:
         self._idle_since = time.monotonic()
         self._problem = ""
         self._starts_over = 0
-        self._replay_module: Any = None
-        self._import_failure: Exception | None = None
         self._poll_ms = _POLL_MS_MIN
         self._ready_since = 0.0
         self._warm = False  # a full ring means that we lag
@@ -128,13 +125,12 @@ class Shadow:
         """Until there is nobody left to serve."""
         signal.signal(signal.SIGTERM, self._on_sigterm)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        if self._redone_by(twins=False):
-            threading.Thread(target=self._import_replay, daemon=True).start()
+        self.advances.load_torch()
         self.board.put_up(self.status())
         self._announce()
         os.write(self.opening.ready_fd, str(os.getpid()).encode())
         os.close(self.opening.ready_fd)
-        self._use_twins()
+        self.advances.use_twins()
         try:
             while not self._done:
                 busy = self._tick()
@@ -191,12 +187,7 @@ class Shadow:
             self._trainer_gone()
         if not self._alone:
             self._look_for_predecessor()
-        if self._import_failure is not None:
-            raise self._import_failure
-        if self._replay_module is not None:
-            advance = self._replay_module.Advance(self.opening.census, self.replica)
-            self.intake.advances |= dict.fromkeys(self._redone_by(twins=False), advance)
-            self._replay_module = None
+        self.advances.use_torch_if_loaded()
         if self._ready_to_replay and not self._warm:
             self._say_warm_once_caught_up()
 
@@ -230,31 +221,9 @@ class Shadow:
         self._trainer_alive = False
         self._idle_since = time.monotonic()
 
-    def _redone_by(self, *, twins: bool) -> set[int]:
-        """Optimizers whose steps are redone here, by twins or by torch."""
-        specs = enumerate(self.opening.census.optimizers)
-        return {i for i, s in specs if s.mode is Mode.REPLAY and bool(s.twins) is twins}
-
-    def _use_twins(self) -> None:
-        """Twins need no torch: where they do everything, this process never loads it."""
-        indices = self._redone_by(twins=True)
-        if indices:
-            module = importlib.import_module("everystep.shadow.twin_advance")
-            for index in indices:
-                self.intake.advances[index] = module.twin_advance(self.opening, self.replica, index)
-
-    def _import_replay(self) -> None:
-        try:
-            module = importlib.import_module("everystep.shadow.advance")
-            module.torch.set_num_threads(self.opening.replay_threads)
-            self._replay_module = module
-        except Exception as error:  # noqa: BLE001 — raised again where the main loop sees it
-            self._import_failure = error
-
     @property
     def _ready_to_replay(self) -> bool:
-        needed = self._redone_by(twins=True) | self._redone_by(twins=False)
-        return self._alone_or_own_memory and needed <= self.intake.advances.keys()
+        return self._alone_or_own_memory and self.advances.complete
 
     @property
     def _alone_or_own_memory(self) -> bool:

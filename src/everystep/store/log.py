@@ -122,7 +122,10 @@ class LogReader:
 
     def _follow(self, run: Path, run_id: str, epoch: int, last: int) -> bool:
         """Take what belongs to the chain from one epoch; False: it ends here."""
-        for path in layout.segments(run, epoch):
+        paths = layout.segments(run, epoch)
+        for path, behind in zip_longest(paths, paths[1:]):
+            if behind is not None and layout.segment_after(behind) <= self.end.step:
+                continue  # none of its records is newer than what the next segment follows
             try:
                 data = map_file(path, whole=True)
                 header = unpack_segment_header(data, str(path))

@@ -1,0 +1,58 @@
+"""What redoes steps in this process: twins at once, torch when it has loaded. Main thread only, but for the
+import of torch."""
+
+from __future__ import annotations
+
+import importlib
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from everystep.core.census import Mode
+from everystep.shadow.intake import Intake
+from everystep.shadow.opening import Opening
+from everystep.shadow.replica import Replica
+
+
+class Advances:
+    """Gives the intake one for each optimizer whose steps are redone here."""
+
+    def __init__(self, opening: Opening, replica: Replica, intake: Intake) -> None:
+        self._opening, self._replica, self._intake = opening, replica, intake
+        self._by_twins = self._redone(twins=True)
+        self._by_torch = self._redone(twins=False)
+        self._loading: Future[Any] | None = None
+
+    def _redone(self, *, twins: bool) -> set[int]:
+        specs = enumerate(self._opening.census.optimizers)
+        return {i for i, s in specs if s.mode is Mode.REPLAY and bool(s.twins) is twins}
+
+    def load_torch(self) -> None:
+        """Beside the loop, and only where it is needed: it takes seconds."""
+        if self._by_torch:
+            loader = ThreadPoolExecutor(1, "everystep-torch")
+            self._loading = loader.submit(self._import)
+            loader.shutdown(wait=False)
+
+    def use_twins(self) -> None:
+        """Twins need no torch: where they do everything, this process never loads it."""
+        if self._by_twins:
+            module = importlib.import_module("everystep.shadow.twin_advance")
+            for index in self._by_twins:
+                advance = module.twin_advance(self._opening, self._replica, index)
+                self._intake.advances[index] = advance
+
+    def use_torch_if_loaded(self) -> None:
+        if self._loading is not None and self._loading.done():
+            module = self._loading.result()  # raises what went wrong there
+            advance = module.Advance(self._opening.census, self._replica)
+            self._intake.advances |= dict.fromkeys(self._by_torch, advance)
+            self._loading = None
+
+    @property
+    def complete(self) -> bool:
+        return self._by_twins | self._by_torch <= self._intake.advances.keys()
+
+    def _import(self) -> Any:
+        module = importlib.import_module("everystep.shadow.advance")
+        module.torch.set_num_threads(self._opening.replay_threads)
+        return module

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 import everystep
+from everystep.tune.measured import Measured
 
 
 def tune(*words: str | Path) -> tuple[int, dict[str, Any]]:
@@ -57,10 +58,12 @@ def test_of_a_living_run(tmp_path: Path) -> None:
     model = torch.nn.Linear(64, 64)
     optimizer = torch.optim.Adam(model.parameters())
     with everystep.attach(model, optimizer, run=tmp_path / "run") as training:
-        for _ in training.steps(60):
+        for step in training.steps(5000):
             model(torch.randn(2, 64)).sum().backward()
             optimizer.step()
             time.sleep(0.005)
+            if step % 50 == 49 and Measured(**training.status()["measured"]).enough:
+                break
         training.flush(60)
         code, found = tune(tmp_path / "run", "--mtbf", "6h")
         assert code == 0 and found["sources"] == {}, "everything was measured"

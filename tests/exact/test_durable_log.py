@@ -30,23 +30,26 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "grown": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
     "reset": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
     "adamw": lambda p: torch.optim.AdamW(p, lr=1e-2, weight_decay=0.1),
+    "topk": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
     "muon": lambda p: torch.optim.Muon(p, lr=1e-2),
 }
 
 
 def build(kind: str) -> Job:
     """A schedule, clipping by a hook, dropout, edits of weights, and a layer without a gradient at times."""
-    bias = kind != "muon"
+    bias, width = kind != "muon", 160 if kind == "topk" else 40
     model = nn.Sequential(
-        nn.Linear(12, 40, bias=bias),
+        nn.Linear(12, width, bias=bias),
         nn.Dropout(0.1),
-        nn.Linear(40, 40, bias=bias),
-        nn.Linear(40, 2, bias=bias),
+        nn.Linear(width, width, bias=bias),
+        nn.Linear(width, 2, bias=bias),
     )
     later = list(model[2].parameters()) if kind == "grown" else []
     optimizer = OPTIMIZERS[kind]([p for p in model.parameters() if all(p is not q for q in later)])
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, TOTAL)
     weights = list(model.parameters())
+    if kind == "topk":
+        everystep.compress(optimizer, "topk", ratio=0.02)
     optimizer.register_step_pre_hook(
         lambda *_: torch.nn.utils.clip_grad_norm_(weights, 0.5) and None
     )
@@ -88,6 +91,10 @@ def adamw() -> Job:
 
 def muon() -> Job:
     return build("muon")
+
+
+def topk() -> Job:
+    return build("topk")
 
 
 def host(
@@ -171,9 +178,10 @@ def test_a_host_lost_at_any_instant(chance: int, tmp_path: Path) -> None:
     print(f"EVERYSTEP_SEED={SEED}")
     source = random.Random(SEED + chance)
     die_at, batch = source.randint(3, TOTAL - 2), source.choice([1, 2, 3])
-    lose_host(sgd, tmp_path / "run", die_at, batch, pause=0.15)
-    end, losses, _ = unbroken(sgd, TOTAL)
-    outcome = resume(sgd, tmp_path / "run", TOTAL, seed=SEED + 1, durable_log=batch)
+    make = (sgd, topk)[chance % 2]
+    lose_host(make, tmp_path / "run", die_at, batch, pause=0.15)
+    end, losses, _ = unbroken(make, TOTAL)
+    outcome = resume(make, tmp_path / "run", TOTAL, seed=SEED + 1, durable_log=batch)
     assert die_at - batch - 1 <= outcome.start <= die_at
     same(losses, {**losses, **outcome.losses}, "losses")
     same(end, outcome.end, "end")

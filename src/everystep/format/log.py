@@ -91,10 +91,12 @@ def read_records(data: memoryview, where: str) -> Iterator[LoggedRecord]:
     chain = Chain(unpack_segment_header(data, where))
     at = BLOCK_BYTES
     while at + _RECORD.size <= len(data):
-        head = bytes(data[at : at + _RECORD.size])
-        if head == bytes(_RECORD.size):  # the padding of a batch
+        if not data[
+            at
+        ]:  # the padding of a batch, which may be shorter than a head; no head begins with 0
             at = -(-(at + 1) // BLOCK_BYTES) * BLOCK_BYTES
             continue
+        head = bytes(data[at : at + _RECORD.size])
         told = chain.follows(head)
         start = at + _RECORD.size
         if told is None or start + told[2] > len(data):

@@ -1,0 +1,41 @@
+"""Batches are padded to whole blocks: however little is left of a block, the next batch is found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from everystep.core.census import Census
+from everystep.format.base import Point
+from everystep.format.log import BLOCK_BYTES, LoggedRecord, census_digest
+from everystep.store import layout
+from everystep.store.log import LogReader, LogWriter
+from everystep.store.runs import Lineage
+
+CENSUS = Census((), (), "exact")
+RUN_ID = "cd" * 16
+HEAD_BYTES = 48
+
+
+@pytest.mark.parametrize("first", [b"\0", b"\x45", b"\xff"])
+def test_every_length(first: bytes, tmp_path: Path) -> None:
+    layout.epoch_dir(tmp_path, 1).mkdir(parents=True)
+    writer = LogWriter(tmp_path, RUN_ID, 1, census_digest(CENSUS))
+    bodies = []
+    for left in range(2 * HEAD_BYTES + 2):  # of the last block of a batch of two records
+        size = 2 * BLOCK_BYTES - left - 2 * HEAD_BYTES
+        for part in (100, size - 100):
+            bodies.append(first * part)
+        step = len(bodies)
+        writer.append(
+            [
+                LoggedRecord(step - 1, step - 2, memoryview(bodies[-2])),
+                LoggedRecord(step, step - 1, memoryview(bodies[-1])),
+            ]
+        )
+    writer.close()
+    lineage = Lineage(RUN_ID, [], [], ((1, None),))
+    found = LogReader(tmp_path, lineage, Point(1, 0), CENSUS)
+    assert found.problems == []
+    assert [bytes(record.body) for record in found.records] == bodies

@@ -60,7 +60,7 @@ class Recorder:
         self.connection: Connection | None = None
         self.problem = ""
         self._folder = folder
-        self.options = options
+        self._options = options
         self._models, self._optimizers = models, optimizers
         self._user_state = user_state
         self._document_bytes = len(user_state.collect()) + _DOCUMENT_SLACK_BYTES
@@ -80,7 +80,7 @@ class Recorder:
     # ------------------------------------------------------------------ connecting
 
     def census(self) -> LiveCensus:
-        return take_census(self._models, self._optimizers, log=self.options.log)
+        return take_census(self._models, self._optimizers, log=self._options.log)
 
     @property
     def compression(self) -> list[str]:
@@ -113,7 +113,7 @@ class Recorder:
             self._folder,
             live.census,
             live.powers,
-            self.options,
+            self._options,
             replay_threads=replay_threads(len(os.sched_getaffinity(0))),
             step=self.step,
             document_bytes=self._document_bytes,
@@ -133,8 +133,8 @@ class Recorder:
             guard=self.guarded,
             may_wait=self._waiting_rule(connection),
             rest=self._rest,
-            budget_percent=self.options.overhead_budget_percent,
-            fingerprint_every=self.options.fingerprint_every,
+            budget_percent=self._options.overhead_budget_percent,
+            fingerprint_every=self._options.fingerprint_every,
         )
         self.tap.opening_rng = opening_rng or capture_rng()
         self.tap.install()
@@ -153,7 +153,7 @@ class Recorder:
             if waited_seconds > _WAIT_SECONDS or not connection.shadow.alive:
                 return False
             starting = not connection.ring.shadow_is_warm and waited_seconds < _START_SECONDS
-            return must or self.options.on_lag == "wait" or starting
+            return must or self._options.on_lag == "wait" or starting
 
         return may_wait
 
@@ -188,7 +188,7 @@ class Recorder:
                 if self.tap is not None:
                     self.tap.outgrown = True
             except Exception as error:
-                if self.options.on_failure == "raise":
+                if self._options.on_failure == "raise":
                     raise
                 self._lose(f"{type(error).__name__}: {error}")
             return None

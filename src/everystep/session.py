@@ -185,7 +185,7 @@ class Run:
         if self._bucket is not None:
             log.info("tiers run=%s bucket=%s", self.path, self._bucket)
             self._timed("fetch", _bring, self.path, self._bucket, folder)
-        exact = recorder.options.residuals == "exact"
+        exact = self._options.residuals == "exact"
         found, card = self._timed("find", find_newest, self.path, folder, exact=exact)
         self._look_ahead(live, resumes=found is not None)
         if found is None:

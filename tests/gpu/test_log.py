@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -36,8 +37,10 @@ def test_a_lost_host(method: str, fused: bool, tmp_path: Path) -> None:
         optimizer.step()
         optimizer.zero_grad()
         run.seal()
+    deadline = time.monotonic() + 60
     while (status := run.status())["durable_step"] != 20:
-        pass
+        assert time.monotonic() < deadline, status
+        time.sleep(0.01)
     os.kill(status["pid"], signal.SIGKILL)
     state = [
         *model.parameters(),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from everystep.core.census import Atom, Census, Mode, OptimizerSpec, gradient_layout
 from everystep.core.events import AMP_BYTES, Call, Edit, Event, Planes, Sparse, pack_presence
 from everystep.core.pace import planes_pay
-from everystep.errors import CorruptData
+from everystep.errors import CorruptData, StoreError
 from everystep.format import planes
 from everystep.format.entry import unframe_entries
 from everystep.recover.expand import Expander
@@ -99,3 +99,12 @@ def test_planes_pay(ratio: float, pack: float, step: float) -> None:
     if planes_pay(ratio, pack_seconds=pack, step_seconds=step):
         assert ratio > 1 and 4 * pack <= step
         assert planes_pay(ratio + 1, pack_seconds=pack, step_seconds=step + 1)
+
+
+def test_without_zstd_a_compressed_log_is_refused_with_the_remedy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(planes, "zstandard", None)
+    planes.check_readable([Call(0, b"", b"", 0, {})])
+    with pytest.raises(StoreError, match=r"everystep\[zstd\]"):
+        planes.check_readable([Planes(4, 4, (2,)), Call(0, b"", b"", 0, {})])

@@ -91,9 +91,8 @@ def read_records(data: memoryview, where: str) -> Iterator[LoggedRecord]:
     chain = Chain(unpack_segment_header(data, where))
     at = BLOCK_BYTES
     while at + _RECORD.size <= len(data):
-        if not data[
-            at
-        ]:  # the padding of a batch, which may be shorter than a head; no head begins with 0
+        # no head begins with 0: this is a batch's padding, which may be shorter than a head
+        if data[at] == 0:
             at = -(-(at + 1) // BLOCK_BYTES) * BLOCK_BYTES
             continue
         head = bytes(data[at : at + _RECORD.size])

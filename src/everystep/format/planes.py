@@ -3,13 +3,13 @@ them compressed by zstd. Exponents and rounded-off bits repeat themselves, manti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import numpy as np
 
-from everystep.core.events import Planes
+from everystep.core.events import Event, Planes
 from everystep.errors import CorruptData, StoreError
 
 CHUNK_BYTES = 4 << 20
@@ -25,6 +25,14 @@ def can_pack() -> bool:
     return zstandard is not None
 
 
+def check_readable(events: Sequence[Event]) -> None:
+    """Refuse an entry whose payload cannot be unpacked here."""
+    if events and isinstance(events[0], Planes) and not can_pack():
+        raise StoreError(
+            "read a log: it is compressed by zstd", hint="pip install 'everystep[zstd]'"
+        )
+
+
 def pack_chunk(data: memoryview, width: int) -> bytes:
     elements = np.frombuffer(bytes(data) + bytes(-len(data) % width), np.uint8).reshape(-1, width)
     return zstandard.ZstdCompressor(_LEVEL).compress(np.ascontiguousarray(elements.T).data)
@@ -37,10 +45,6 @@ def pack_planes(payload: memoryview, width: int, threads: int) -> tuple[Planes, 
 
 
 def unpack_planes(planes: Planes, data: memoryview, threads: int) -> memoryview:
-    if not can_pack():
-        raise StoreError(
-            "read a log: it is compressed by zstd", hint="pip install 'everystep[zstd]'"
-        )
     ends = np.cumsum(planes.sizes).tolist()
     if not 0 < planes.width <= 16 or (ends[-1] if ends else 0) != len(data):
         raise CorruptData(f"byte planes: {len(data)} bytes, expected {ends[-1] if ends else 0}")

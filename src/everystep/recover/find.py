@@ -21,6 +21,7 @@ from everystep.errors import (
 from everystep.format.base import Point, SessionValues, after_seal
 from everystep.format.entry import unframe_entries
 from everystep.format.log import LoggedRecord
+from everystep.format.planes import check_readable
 from everystep.lane import control
 from everystep.lane.arena import SharedMemory
 from everystep.lane.descriptors import receive_descriptors
@@ -209,6 +210,7 @@ def _found_base(
     index = reader.index
     for record in behind.records:
         for events, _ in unframe_entries(record.body):
+            check_readable(events)  # before anything live is changed
             for event in events:
                 session = after_seal(session, event) if isinstance(event, Seal) else session
     return Found(

@@ -111,8 +111,10 @@ class Persister:
         self._thread.start()
 
     def _write_beside(self, snapshot: Snapshot, before: Callable[[], None] | None) -> None:
-        self._guarded(self._prepare_and_write, snapshot, before)
-        self.spans.end()
+        try:
+            self._guarded(self._prepare_and_write, snapshot, before)
+        finally:
+            self.spans.end()
 
     def _prepare_and_write(self, snapshot: Snapshot, before: Callable[[], None] | None) -> None:
         began = time.monotonic()

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from everystep.core.events import Event, Seal
 from everystep.errors import EverystepError
 from everystep.format.base import SessionValues
 from everystep.lane import control
@@ -85,6 +86,7 @@ class Shadow:
             else None
         )
         self.tuning = Tuning(opening, self.intake, self.persister, self.keeper, self.log)
+        self.intake.on_record = self._on_record
         self.shipper = Shipper(Path(opening.run), opening.bucket, opening.bucket_bytes_per_second)
         self.control = control.ControlServer(self._card.control)
         self.board = control.NoticeBoard(self._card.control)
@@ -254,6 +256,11 @@ class Shadow:
         if self.intake.gap and not self.intake.record_waits and self.keeper.part():
             self.intake.forget()
         return moved
+
+    def _on_record(self, seal: Seal, entries: list[tuple[list[Event], memoryview]]) -> None:
+        self.tuning.on_record(seal, entries)
+        if self.log is not None:
+            self.log.offer(seal, entries)
 
     @property
     def _drained(self) -> bool:

@@ -70,7 +70,6 @@ class Tuning:
         self._warmed_up: tuple[int, float] | None = None  # records and seconds of replay by then
         self._choice: Choice | None = None
         self._why = "not enough was measured yet"
-        intake.on_record = self.on_record
 
     def on_record(self, seal: Seal, entries: list[tuple[list[Event], memoryview]]) -> None:
         state, logged, intake = self._persister.state, self._log, self._intake
@@ -85,8 +84,6 @@ class Tuning:
             bases=(state.bases, state.write_seconds),
             writes=(logged.writes, logged.write_seconds) if logged else (0, 0.0),
         )
-        if logged is not None:
-            logged.offer(seal, entries)
 
     # ------------------------------------------------------------------ the plan
 

@@ -6,6 +6,7 @@ it put before, nobody reads.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from everystep.format.commit import Commit, claiming
 from everystep.format.document import pack_document, unpack_document
 from everystep.store.bucket import Bucket
 from everystep.store.runs import read_manifest
+
+log = logging.getLogger(__name__)
 
 _FOLDER = "commits"
 _TRIES = 5
@@ -43,6 +46,7 @@ def read_newest(bucket: Bucket) -> Commit | None:
             try:
                 return unpack_document("commit", data, Commit, f"{bucket.url}/{path}")
             except CorruptData as error:
+                log.warning("commit_skipped %s", error)
                 problem = problem or error
         if problem is not None:
             raise problem

@@ -8,7 +8,7 @@ them what compression won.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from everystep.errors import UsageError
 
 _SPARSE: dict[str, Callable[[float], Method]] = {"topk": TopK, "randomk": RandomK}
 _DENSE: dict[str, Method] = {"int8": INT8, "fp8": FP8, "bf16": Bfloat16()}
+_BUCKET_BYTES = 64 << 20
 _known: weakref.WeakKeyDictionary[Any, Compressor] = weakref.WeakKeyDictionary()
 
 
@@ -107,41 +108,69 @@ class Compressor:
                 hint="call scaler.unscale_(optimizer) before scaler.step, or build it without fused=True",
             )
         skipped = getattr(optimizer, "found_inf", None)  # then the fused kernel does nothing
+        parameters = [
+            p for group in optimizer.param_groups for p in group["params"] if p.grad is not None
+        ]
         with torch.no_grad():
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    if parameter.grad is not None:
-                        self._reduce(self.method, parameter, parameter.grad, skipped)
+            for bucket in _buckets(parameters):
+                self._reduce(self.method, bucket, skipped)
 
     def _reduce(
         self,
         method: Method,
-        parameter: torch.nn.Parameter,
-        gradient: torch.Tensor,
+        parameters: list[torch.nn.Parameter],
         skipped: torch.Tensor | None,
     ) -> None:
-        if gradient.layout is not torch.strided:
-            raise UsageError("compress: a sparse gradient", hint="it says little enough as it is")
-        residual = self.residual(parameter)
-        if residual is not None:
-            gradient += residual
-        flat = gradient.reshape(-1)
-        kept = method.decode(method.encode(flat), len(flat), flat.dtype).view_as(gradient)
-        if residual is not None:
-            hold_back(residual, gradient - kept, gradient.isfinite().all(), skipped)
-        gradient.copy_(kept)
+        gradients = [_gradient(parameter) for parameter in parameters]
+        residuals = [r for p in parameters if (r := self.residual(p)) is not None]
+        if residuals:
+            torch._foreach_add_(gradients, residuals)
+        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+        kept = method.decode(method.encode(flat), len(flat), flat.dtype)
+        torch._foreach_copy_(gradients, _pieces(kept, gradients))
+        if residuals:
+            unsaid = _pieces(flat - kept, gradients)
+            hold_back(residuals, unsaid, flat.isfinite().all(), skipped)
+
+
+def _buckets(parameters: list[torch.nn.Parameter]) -> Iterator[list[torch.nn.Parameter]]:
+    """Compressed together, as DDP does it: kernels for a few large tensors, not for hundreds of small ones."""
+    bucket: list[torch.nn.Parameter] = []
+    for parameter in parameters:
+        first = bucket[0] if bucket else parameter
+        alike = (first.dtype, first.device) == (parameter.dtype, parameter.device)
+        if not alike or sum(p.nbytes for p in bucket) + parameter.nbytes > _BUCKET_BYTES:
+            if bucket:
+                yield bucket
+            bucket = []
+        bucket.append(parameter)
+    if bucket:
+        yield bucket
+
+
+def _gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
+    assert parameter.grad is not None
+    if parameter.grad.layout is not torch.strided:
+        raise UsageError("compress: a sparse gradient", hint="it says little enough as it is")
+    return parameter.grad
+
+
+def _pieces(flat: torch.Tensor, like: list[torch.Tensor]) -> list[torch.Tensor]:
+    parts = flat.split([tensor.numel() for tensor in like])
+    return [part.view(tensor.shape) for part, tensor in zip(parts, like, strict=True)]
 
 
 def hold_back(
-    residual: torch.Tensor,
-    unsaid: torch.Tensor,
+    residuals: list[torch.Tensor],
+    unsaid: Sequence[torch.Tensor],
     finite: torch.Tensor,
     skipped: torch.Tensor | None = None,
 ) -> None:
     """What was not said now is said later; but where a gradient overflowed, or the step does not count,
     nothing was said."""
     said = finite if skipped is None else finite & (skipped.to(finite.device).view(()) == 0)
-    torch.where(said, unsaid, residual, out=residual)
+    for residual, rest in zip(residuals, unsaid, strict=True):
+        residual.copy_(torch.where(said, rest, residual))
 
 
 def residuals_of(parameters: Iterable[torch.Tensor]) -> dict[torch.nn.Parameter, torch.Tensor]:

@@ -24,16 +24,17 @@ def communicate(compressor: Compressor, bucket: Any) -> torch.futures.Future[tor
     method = compressor.method
     assert method is not None
     flat = bucket.buffer()
-    pairs = list(zip(bucket.parameters(), bucket.gradients(), strict=True))
-    for parameter, gradient in pairs:
-        if (residual := compressor.residual(parameter)) is not None:
-            gradient += residual
+    residuals = [r for p in bucket.parameters() if (r := compressor.residual(p)) is not None]
+    gradients = _gradients(bucket) if residuals else []
+    if residuals:
+        torch._foreach_add_(gradients, residuals)
     wire = method.encode(flat)
-    if compressor.feedback:
+    if residuals:
         finite = flat.isfinite().all()
-        flat -= method.decode(wire, len(flat), flat.dtype)  # what is left unsaid
-        for parameter, unsaid in pairs:
-            hold_back(compressor.residuals[parameter], unsaid, finite)
+        flat -= method.decode(
+            wire, len(flat), flat.dtype
+        )  # the gradients, views of it, are what is left
+        hold_back(residuals, gradients, finite)
     *others, last = [_gather(part) for part in wire]
 
     def add_up(_: Any) -> torch.Tensor:
@@ -51,6 +52,17 @@ def communicate(compressor: Compressor, bucket: Any) -> torch.futures.Future[tor
 
     future: torch.futures.Future[torch.Tensor] = last.work.get_future().then(add_up)
     return future
+
+
+def _gradients(bucket: Any) -> list[torch.Tensor]:
+    """Views of the bucket. DDP's own have the shapes of the parameters but not their layout, which the bucket
+    follows where it leaves no gaps."""
+    pairs = zip(bucket.parameters(), bucket.gradients(), strict=True)
+    return [g.as_strided(p.shape, p.stride()) if _is_dense(p) else g for p, g in pairs]
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    return torch.empty_like(tensor, device="meta").stride() == tensor.stride()
 
 
 class _Gathering(NamedTuple):

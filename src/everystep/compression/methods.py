@@ -31,10 +31,17 @@ class TopK(NamedTuple):
     ratio: float
 
     def encode(self, flat: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        # magnitudes as integers (a NaN is the largest), and behind them the place: no two keys are equal
-        keys = flat.abs().float().view(torch.int32).long() << 32
-        keys -= torch.arange(len(flat), device=flat.device)
-        places = keys.topk(math.ceil(self.ratio * len(flat)), sorted=False).indices
+        count = math.ceil(self.ratio * len(flat))
+        if not count:
+            return flat.new_empty(0, dtype=torch.int32), flat
+        size = (
+            flat.abs().float().view(torch.int32)
+        )  # ordered as magnitudes are; a NaN is the largest
+        least = size.topk(count, sorted=False).values.amin()
+        larger, equal = size > least, size == least
+        room = count - larger.sum(dtype=torch.int32)
+        chosen = larger | (equal & (equal.cumsum(0, dtype=torch.int32) <= room))
+        places = torch.nonzero_static(chosen, size=count).view(-1)
         return _short(places, len(flat)), flat[places]
 
     def decode(self, wire: tuple[torch.Tensor, ...], size: int, dtype: torch.dtype) -> torch.Tensor:

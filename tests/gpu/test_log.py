@@ -37,7 +37,7 @@ def test_a_lost_host(method: str, fused: bool, tmp_path: Path) -> None:
         optimizer.step()
         optimizer.zero_grad()
         run.seal()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 25
     while (status := run.status())["durable_step"] != 20:
         assert time.monotonic() < deadline, status
         time.sleep(0.01)

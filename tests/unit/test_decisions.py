@@ -115,7 +115,7 @@ def test_ring_shrinks_with_memory_and_refuses_when_there_is_none() -> None:
 
 def test_gradients_keep_their_place_and_alignment() -> None:
     layout = gradient_layout(census((3,), (16,), (1,)), 0)
-    assert layout == ((0, 64, 128), 192, 192)
+    assert layout == ((0, 64, 128), (12, 64, 4), 192, 192)
 
 
 def test_small_gradients_lie_together() -> None:

@@ -64,7 +64,8 @@ def record(gradient: torch.Tensor) -> list[tuple[list[Event], memoryview]]:
 def through(codec: LogCodec, entries: list[tuple[list[Event], memoryview]]) -> list[Event]:
     """The events as they come back, when the gradients have been compared."""
     ((events, stored),) = unframe_entries(codec.framed(entries))
-    back = Expander(CENSUS, [torch.zeros(1)]).payload(events, stored)
+    with Expander(CENSUS, [torch.zeros(1)]) as expander:
+        ((_, back),) = expander.payloads([(events, stored)])
     assert bytes(back[:SIZE]) == bytes(entries[0][1][:SIZE])
     return events
 

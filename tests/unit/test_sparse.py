@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -11,9 +12,10 @@ from everystep import native
 from everystep.core.census import Atom, Census, Mode, OptimizerSpec, align, gradient_layout
 from everystep.core.events import AMP_BYTES, Call, Edit, Event, pack_presence, used_ranges
 from everystep.errors import CorruptData
-from everystep.format.sparse import expand
+from everystep.format.sparse import block_starts, expand
 from everystep.lane import sparse as lane_sparse
 from everystep.lane.sparse import pack_sparse
+from everystep.recover.expand import expand_on_device
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="nothing was compiled")
 
@@ -66,6 +68,9 @@ def test_round_trip(sizes: list[int], seed: int, share: float, edit_bytes: int) 
     assert len(back) == size
     assert (back[used] == payload[used]).all()
     assert 4 * len(packed[1]) <= size
+    stored = torch.tensor(np.frombuffer(packed[1], np.uint8))
+    starts = torch.from_numpy(block_starts(ranges))
+    assert bytes(back) == expand_on_device(packed[0], stored, starts).numpy().tobytes()
 
 
 def test_dense_payloads_are_left_alone() -> None:

@@ -129,3 +129,19 @@ def test_slots_begin_with_zeros_also_in_memory_that_was_adopted() -> None:
     TwinAdvance(taken, 0, alone, {}, 1).calls([first])
     for name in ("exp_avg", "exp_avg_sq", "step"):
         assert bytes(heir.view((0, f"/{name}"))) == bytes(alone.view((0, f"/{name}")))
+
+
+def test_a_step_that_the_kernel_skipped_leaves_slots_behind() -> None:
+    """The optimizer made them before its kernel found the overflow; the trainer's digests speak of them."""
+    taken = census("adam-fused-float32", "torch.optim.adam:Adam")
+    parameter = torch.nn.Parameter(torch.zeros(SIZE))
+    ((logged, gradients), second) = step_both(parameter, torch.optim.Adam([parameter]), [{}, {}])
+    found_inf = np.float32(1).tobytes()
+    payload = memoryview(bytearray(bytes(gradients) + found_inf))
+    skipped = Call(0, logged.groups, logged.presence, 0, {"found_inf": len(gradients)}), payload
+    replica = replica_of(taken)
+    assert TwinAdvance(taken, 0, replica, {}, 1).calls([skipped]) == [[0]]
+    for name in ("", "/exp_avg", "/exp_avg_sq", "/step"):
+        assert not any(replica.view((0, name)))
+    TwinAdvance(taken, 0, replica, {}, 1).calls([skipped, second, skipped])
+    assert np.frombuffer(replica.view((0, "/step")), np.float32)[0] == 1

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,8 @@ from everystep.store.stream import StreamWriter
 _SECONDS = 0.3  # of copying for one figure
 _PIECES = {"64 KiB": 1 << 16, "1 MiB": 1 << 20, "16 MiB": 16 << 20, "256 MiB": 256 << 20}
 _DISK_PIECES = {"4 MiB": 4 << 20, "16 MiB": 16 << 20, "32 MiB": 32 << 20}
+_READERS = 4
+_READ_BYTES = 8 << 20
 
 
 def links(folder: Path | None, disk_bytes: int) -> dict[str, Any]:
@@ -71,21 +75,42 @@ def upload_rate() -> float:
 
 
 def disk(folder: Path | None, size: int) -> dict[str, Any]:
-    """Direct writes of several sizes, the sync included."""
+    """Direct writes of several sizes, the sync included; then several threads read one of them."""
     parent = str(folder) if folder else None
     data = memoryview(os.urandom(1 << 20) * 32)
-    found: dict[str, Any] = {}
+    rates: dict[str, float] = {}
     with tempfile.TemporaryDirectory(prefix="everystep-bench-", dir=parent) as place:
         for name, piece in _DISK_PIECES.items():
+            path = Path(place) / name.replace(" ", "")
             began = time.perf_counter()
-            writer = StreamWriter(Path(place) / name.replace(" ", ""), buffer_bytes=piece)
+            writer = StreamWriter(path, buffer_bytes=piece)
             while writer.bytes < size:
                 writer.append(data[: size - writer.bytes])
             writer.finish()
-            found[name] = size / (time.perf_counter() - began)
-            found["direct"] = writer.direct
+            rates[name] = size / (time.perf_counter() - began)
+            direct = writer.direct
             writer.close()
-    return {**found, "best": max(v for k, v in found.items() if k != "direct")}
+        read = _read_rate(path, direct=direct)
+    return {**rates, "direct": direct, "best": max(rates.values()), "read": read}
+
+
+def _read_rate(path: Path, *, direct: bool) -> float:
+    """Past the page cache, as a restarted host has to read."""
+    fd = os.open(path, os.O_RDONLY | (os.O_DIRECT if direct else 0))
+    size = os.fstat(fd).st_size
+    pieces = iter(range(0, size, _READ_BYTES))
+
+    def read() -> None:
+        buffer = mmap.mmap(-1, _READ_BYTES)
+        for at in pieces:
+            os.preadv(fd, [buffer], at)
+
+    began = time.perf_counter()
+    with ThreadPoolExecutor(_READERS) as readers:
+        for done in [readers.submit(read) for _ in range(_READERS)]:
+            done.result()
+    os.close(fd)
+    return size / (time.perf_counter() - began)
 
 
 def _rate(work: Callable[[], object], size: int, *, sync: bool = False) -> float:

@@ -23,8 +23,7 @@ from everystep.store.log import LogWriter
 from everystep.store.runs import claim_epoch
 
 _DISK_BYTES = 2 << 30
-_RECORD_BYTES = 128 << 20
-_BATCH = 4
+_BATCH_BYTES = 512 << 20  # what is gathered before a sync, at least
 _WAIT_SECONDS = 120.0
 
 
@@ -47,13 +46,16 @@ def log_cost(
         found = {"model": model, "compression": compression or "none", **trained}
         found |= _redo(training, run, steps)
         found["redo_is_faster"] = found["trained_seconds"] / found["redo_seconds"]
-        best = disk(Path(place), _DISK_BYTES)["best"]
-        rate = _write_rate(Path(place) / "written")
+        rates = disk(Path(place), _DISK_BYTES)
+        dense = sum(p.nbytes for p in training.model.parameters())
+        written = _write_rate(Path(place) / "written", dense)
         return {
             **found,
-            "log_write_bytes_per_second": rate,
-            "disk_bytes_per_second": best,
-            "write_share_percent": 100 * rate / best,
+            "log_write_bytes_per_second": written,
+            "disk_write_bytes_per_second": rates["best"],
+            "write_share_percent": 100 * written / rates["best"],
+            "disk_read_bytes_per_second": rates["read"],
+            "base_load_share_percent": 100 * found["base_load_bytes_per_second"] / rates["read"],
         }
 
 
@@ -133,16 +135,17 @@ def _state(training: Training) -> list[torch.Tensor]:
     return [t.detach() for t in tensors if torch.is_tensor(t)]
 
 
-def _write_rate(run: Path) -> float:
-    """Batches of large records, as a dense log has them."""
+def _write_rate(run: Path, record_bytes: int) -> float:
+    """Batches of this model's dense records, each batch with its sync."""
     manifest = claim_epoch(run, None)
     census = census_digest(Census((), (), "exact"))
     writer = LogWriter(run, manifest.run_id, manifest.epoch, census)
-    body = memoryview(os.urandom(1 << 20) * (_RECORD_BYTES >> 20))
-    count = _DISK_BYTES // _RECORD_BYTES
+    body = memoryview(os.urandom(1 << 20) * -(-record_bytes // (1 << 20)))[:record_bytes]
+    batch = -(-_BATCH_BYTES // record_bytes)
+    count = -(-_DISK_BYTES // (batch * record_bytes)) * batch
     began = time.perf_counter()
-    for first in range(0, count, _BATCH):
-        writer.append([LoggedRecord(s + 1, s, body) for s in range(first, first + _BATCH)])
+    for first in range(0, count, batch):
+        writer.append([LoggedRecord(s + 1, s, body) for s in range(first, first + batch)])
     seconds = time.perf_counter() - began
     writer.close()
-    return count * _RECORD_BYTES / seconds
+    return count * record_bytes / seconds

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from functools import cached_property
 from itertools import chain
 from typing import NamedTuple
 
@@ -58,28 +59,36 @@ class OptimizerSpec(msgspec.Struct, frozen=True):
         return tuple(chain.from_iterable(self.groups))
 
 
-class Census(msgspec.Struct, frozen=True):
+class Census(msgspec.Struct, frozen=True, dict=True):
     atoms: tuple[Atom, ...]
     optimizers: tuple[OptimizerSpec, ...]
     exactness: str  # exact | bounded | lossy
     why: str = ""
     not_persistent: tuple[str, ...] = ()  # buffers that the model's own state_dict leaves out
 
+    @cached_property
+    def layouts(self) -> tuple[GradientLayout, ...]:
+        """Of every optimizer's calls; asked for at every step."""
+        sizes = [[self.atoms[atom].bytes for atom in spec.atoms] for spec in self.optimizers]
+        return tuple(map(_lay_out, sizes))
+
 
 class GradientLayout(NamedTuple):
-    """Where a call's gradients lie in its payload: `offsets` in the order of the optimizer's atoms."""
+    """Where a call's gradients lie in its payload, in the order of the optimizer's atoms."""
 
     offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
     bytes: int
     packed_bytes: int  # the small ones fill this much at the start, so that one copy moves them all
 
 
 def gradient_layout(census: Census, optimizer: int) -> GradientLayout:
-    """Small gradients first, then the others; each keeps its place when others are absent.
+    """A gradient has its atom's own dtype and shape, and keeps its place when others are absent."""
+    return census.layouts[optimizer]
 
-    A gradient has its atom's own dtype and shape.
-    """
-    sizes = [census.atoms[atom].bytes for atom in census.optimizers[optimizer].atoms]
+
+def _lay_out(sizes: list[int]) -> GradientLayout:
+    """Small gradients first, then the others."""
     offsets, cursor, packed = [0] * len(sizes), 0, 0
     for small in (True, False):
         for i, size in enumerate(sizes):
@@ -87,7 +96,7 @@ def gradient_layout(census: Census, optimizer: int) -> GradientLayout:
                 offsets[i] = cursor
                 cursor = align(cursor + size)
         packed = cursor if small else packed
-    return GradientLayout(tuple(offsets), cursor, packed)
+    return GradientLayout(tuple(offsets), tuple(sizes), cursor, packed)
 
 
 def mismatches(expected: Census, found: Census) -> list[str]:

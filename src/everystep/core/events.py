@@ -104,11 +104,10 @@ def used_ranges(events: Iterable[Event], census: Census) -> list[tuple[int, int]
         elif isinstance(event, Fingerprints):
             found.append((event.at, 8 * len(event.tensors)))
         elif isinstance(event, Call):
-            atoms = census.optimizers[event.optimizer].atoms
-            offsets = gradient_layout(census, event.optimizer).offsets
-            present = unpack_presence(event.presence, len(atoms))
-            rows = zip(atoms, offsets, present, strict=True)
-            found += [(event.at + o, census.atoms[a].bytes) for a, o, there in rows if there]
+            layout = gradient_layout(census, event.optimizer)
+            present = unpack_presence(event.presence, len(layout.offsets))
+            rows = zip(layout.offsets, layout.sizes, present, strict=True)
+            found += [(event.at + offset, size) for offset, size, there in rows if there]
             found += [(at, 4) for at in event.amp.values()]
     return [row for row in found if row[1]]
 

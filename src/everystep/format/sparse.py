@@ -32,17 +32,26 @@ class SparseWords(NamedTuple):
 
 def block_counts(ranges: Ranges) -> np.ndarray:
     """How many blocks each range has."""
-    return np.array([-(-size // _BLOCK_BYTES) for _, size in ranges], np.int64)
+    sizes = np.array([size for _, size in ranges], np.int64)
+    return -(-sizes // _BLOCK_BYTES)
 
 
 def block_starts(ranges: Ranges) -> np.ndarray:
     """The word of the payload that each block begins with."""
-    starts = [np.arange(start, start + size, _BLOCK_BYTES) for start, size in ranges]
-    return np.concatenate([*starts, np.empty(0, np.int64)]).astype(np.int64) // 4
+    counts = block_counts(ranges)
+    first = np.repeat(np.array([start // 4 for start, _ in ranges], np.int64), counts)
+    earlier = np.repeat(counts.cumsum() - counts, counts)  # blocks of the ranges before
+    return first + (np.arange(len(earlier)) - earlier) * BLOCK_WORDS
+
+
+def part_ends(sparse: Sparse) -> tuple[int, int]:
+    """Where the counts end, and where the places do."""
+    middle = 4 * sparse.blocks
+    return middle, middle + -(-2 * sparse.words // 4) * 4
 
 
 def stored_bytes(sparse: Sparse) -> int:
-    return 4 * sparse.blocks + _places_bytes(sparse) + 4 * sparse.words
+    return part_ends(sparse)[1] + 4 * sparse.words
 
 
 def split(sparse: Sparse, data: memoryview) -> SparseWords:
@@ -51,8 +60,7 @@ def split(sparse: Sparse, data: memoryview) -> SparseWords:
         raise CorruptData(
             f"sparse payload: {len(data)} bytes, expected {stored_bytes(sparse)} for {sparse.words} words"
         )
-    middle = 4 * sparse.blocks
-    end = middle + _places_bytes(sparse)
+    middle, end = part_ends(sparse)
     return SparseWords(
         np.frombuffer(data[:middle], np.uint32),
         np.frombuffer(data[middle:end], np.uint16)[: sparse.words],
@@ -63,7 +71,7 @@ def split(sparse: Sparse, data: memoryview) -> SparseWords:
 def checked(sparse: Sparse, data: memoryview, ranges: Ranges) -> SparseWords:
     """What was stored, if it belongs to these ranges."""
     words = split(sparse, data)
-    if sum(block_counts(ranges)) != sparse.blocks or words.counts.sum() != sparse.words:
+    if block_counts(ranges).sum() != sparse.blocks or words.counts.sum() != sparse.words:
         raise CorruptData("sparse payload: it does not fit the events it came with")
     return words
 
@@ -74,7 +82,3 @@ def expand(sparse: Sparse, data: memoryview, ranges: Ranges) -> memoryview:
     full = np.zeros(-(-sparse.bytes // 4), np.uint32)
     full[np.repeat(block_starts(ranges), words.counts) + words.places] = words.values
     return full.data.cast("B")[: sparse.bytes]
-
-
-def _places_bytes(sparse: Sparse) -> int:
-    return -(-2 * sparse.words // 4) * 4

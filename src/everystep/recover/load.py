@@ -193,17 +193,17 @@ def _replay_tail(
 ) -> None:
     frames = chain([found.tail], (record.body for record in found.log))
     sent: set[tuple[int, str]] = set()  # slots that came since the last seal
-    expander = Expander(found.census, tensors)
-    for events, stored in chain.from_iterable(map(unframe_entries, frames)):
-        payload = expander.payload(events, stored)
-        for event in events:
-            if isinstance(event, Edit):
-                sent.add((event.atom, event.slot))
-            elif isinstance(event, Rebase):
-                _drop_slots(event, sent, found.census, optimizers, tensors, ids)
-            elif isinstance(event, Seal):
-                sent.clear()
-            _replay_event(event, payload, found, optimizers, tensors, ids)
+    entries = chain.from_iterable(map(unframe_entries, frames))
+    with Expander(found.census, tensors) as expander:
+        for events, payload in expander.payloads(entries):
+            for event in events:
+                if isinstance(event, Edit):
+                    sent.add((event.atom, event.slot))
+                elif isinstance(event, Rebase):
+                    _drop_slots(event, sent, found.census, optimizers, tensors, ids)
+                elif isinstance(event, Seal):
+                    sent.clear()
+                _replay_event(event, payload, found, optimizers, tensors, ids)
     for index, optimizer in optimizers.items():  # a tail leaves the scalars of its last call
         encoded = found.session.groups[index] if index < len(found.session.groups) else b""
         if encoded:

@@ -89,23 +89,24 @@ class Staging:
             self._used += part
             start += part
             if self._used == _HALF_BYTES:
-                self._flush()
+                self.flush()
 
     def finish(self) -> None:
         """Return when everything is where it belongs."""
-        self._flush()
+        self.flush()
         self._do(_Halves.close)
         self._sender.shutdown()
         for sent in self._sending:
             sent.result()  # raises what went wrong
 
-    def _flush(self) -> None:
+    def flush(self) -> Future[None]:
+        """Send what there is; when this is done, all copies so far are queued on the device."""
         parts, self._parts, self._used = self._parts, [], 0
-        if parts:
-            self._do(lambda halves: halves.send(parts))
+        return self._do(lambda halves: halves.send(parts))
 
-    def _do(self, work: Callable[[_Halves], None]) -> None:
+    def _do(self, work: Callable[[_Halves], None]) -> Future[None]:
         self._sending.append(self._sender.submit(lambda: work(self._halves.result())))
+        return self._sending[-1]
 
 
 class Uploads:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from everystep.core.census import Census, gradient_layout
+from everystep.core.census import Atom, Census, gradient_layout
 from everystep.core.events import Call, unpack_presence
 from everystep.format import values
 from everystep.replay.optimizers import on_cpu, prefer_multi_tensor, step_unseen
@@ -28,28 +28,30 @@ def apply_call(
     a gradient. `quickly` takes the multi-tensor code where it gives the same bits.
     """
     spec = census.optimizers[call.optimizer]
-    offsets = gradient_layout(census, call.optimizer).offsets
+    layout = gradient_layout(census, call.optimizer)
     set_groups(optimizer, call.groups)
     if quickly:
         prefer_multi_tensor(optimizer)
     moved = []
     present = unpack_presence(call.presence, len(spec.atoms))
-    for atom, offset, there, parameter in zip(
-        spec.atoms, offsets, present, parameters, strict=True
-    ):
+    rows = zip(spec.atoms, layout.offsets, layout.sizes, present, parameters, strict=True)
+    for atom, offset, size, there, parameter in rows:
         parameter.grad = None
         if there and not skip(atom):
-            start, size = call.at + offset, census.atoms[atom].bytes
-            gradient = view_tensor(
-                payload[start : start + size], census.atoms[atom].dtype, census.atoms[atom].shape
-            )
-            gradient = gradient.to(parameter.device)
-            if gradient.stride() != parameter.stride():  # as autograd lays it out
-                gradient = torch.empty_like(parameter).detach().copy_(gradient)
-            parameter.grad = gradient
+            start = call.at + offset
+            parameter.grad = _gradient(payload[start : start + size], census.atoms[atom], parameter)
             moved.append(atom)
     _step(optimizer, call, parameters, payload)
     return moved
+
+
+def _gradient(data: Payload, atom: Atom, parameter: torch.Tensor) -> torch.Tensor:
+    gradient = view_tensor(data, atom.dtype, atom.shape)
+    if gradient.device != parameter.device:
+        gradient = gradient.to(parameter.device)
+    if gradient.stride() != parameter.stride():  # as autograd lays it out
+        gradient = torch.empty_like(parameter).detach().copy_(gradient)
+    return gradient
 
 
 def set_groups(optimizer: torch.optim.Optimizer, encoded: bytes) -> None:

@@ -27,10 +27,10 @@ Payload = memoryview | torch.Tensor  # bytes of the host, or of a device
 
 def view_tensor(data: Payload, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
     """A tensor that lies in the given memory; nothing is copied."""
-    if not len(data):
-        return torch.empty(shape, dtype=_BY_NAME[dtype])
     if isinstance(data, torch.Tensor):
         return data.view(_BY_NAME[dtype]).view(shape)
+    if not len(data):
+        return torch.empty(shape, dtype=_BY_NAME[dtype])
     return torch.frombuffer(data, dtype=_BY_NAME[dtype]).view(shape)
 
 

@@ -53,10 +53,14 @@ class TwinAdvance:
 
     def calls(self, calls: Calls, base: BaseCopy | None = None) -> list[list[int]]:
         """Apply calls in their order; returns the atoms that each of them moved."""
-        steps = [self._step(call, payload) for call, payload in calls]
+        told = [self._step(call, payload) for call, payload in calls]
         if base is not None:
             self._keep_the_rest(base)
-        self._make_slots(steps)
+        self._make_slots(told)  # the optimizer made them before its kernel skipped the step
+        steps = [
+            step._replace(gradients=np.zeros_like(step.gradients)) if _skips(*call) else step
+            for step, call in zip(told, calls, strict=True)
+        ]
         for dtype, places in self._places.items():
             rows = self._rows(places, base)
             own = [step._replace(gradients=step.gradients[places]) for step in steps]
@@ -65,7 +69,7 @@ class TwinAdvance:
         if base is not None:
             base.filled = True
         atoms = np.array(self._spec.atoms)
-        return [atoms[step.gradients != 0].tolist() for step in steps]
+        return [atoms[step.gradients != 0].tolist() for step in told]
 
     def slots_changed(self, atom: int) -> None:
         """Nothing is kept between two passes that could have changed."""
@@ -73,12 +77,10 @@ class TwinAdvance:
     def _step(self, call: Call, payload: memoryview) -> Step:
         present = np.array(unpack_presence(call.presence, len(self._spec.atoms)))
         present &= np.array([self._replica.based[atom] for atom in self._spec.atoms])
-        amp = {n: float(np.frombuffer(payload, "f4", 1, at)[0]) for n, at in call.amp.items()}
-        if amp.get("found_inf"):
-            present[:] = False  # the kernel skipped this step
+        scale = _scalar(call, payload, "grad_scale")
         start = np.uint64(address_of(payload) + call.at) if len(payload) else np.uint64(0)
         gradients = np.where(present, start + self._offsets, np.uint64(0))
-        return Step(gradients, _groups(call.groups), amp.get("grad_scale"))
+        return Step(gradients, _groups(call.groups), scale)
 
     def _make_slots(self, steps: list[Step]) -> None:
         """Parameters that are moved for the first time get their slots, filled with zeros. Groups may change
@@ -147,6 +149,15 @@ class TwinAdvance:
             clock = self._clock(self._spec.atoms[place])
             if clock is not None:
                 clock[0] = time
+
+
+def _scalar(call: Call, payload: memoryview, name: str) -> float | None:
+    """What a GradScaler told the optimizer."""
+    return float(np.frombuffer(payload, "f4", 1, call.amp[name])[0]) if name in call.amp else None
+
+
+def _skips(call: Call, payload: memoryview) -> bool:
+    return bool(_scalar(call, payload, "found_inf"))
 
 
 @lru_cache(maxsize=16)

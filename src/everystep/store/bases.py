@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,6 +30,9 @@ from everystep.store import layout
 from everystep.store.commit import crash_point, make_dirs, sync_dir, write_blocks
 from everystep.store.mapped import map_file
 from everystep.store.runs import Candidate
+
+_CHECKERS = 4
+_CHECKED_BYTES = 32 << 20  # a whole number of chunks
 
 
 class SnapshotTensor(NamedTuple):
@@ -176,7 +180,8 @@ class BaseReader:
 
     def __init__(self, run: Path, index: BaseIndex) -> None:
         self.index = index
-        self._views = [open_checked(run, file) for file in index.files]
+        # who opens a base waits for it
+        self._views = [open_checked(run, file, threads=_CHECKERS) for file in index.files]
         for tensor in index.tensors:
             if tensor.at + tensor.bytes > index.files[tensor.file].bytes:
                 raise CorruptData(f"base {index.step}: a tensor ends behind its file")
@@ -196,13 +201,17 @@ class BaseReader:
         return memoryview(b"") if self.index.tail is None else self._views[self.index.tail]
 
 
-def open_checked(run: Path, file: StoredFile) -> memoryview:
+def open_checked(run: Path, file: StoredFile, *, threads: int = 1) -> memoryview:
     """Map a stored file and check its length and every chunk."""
     path = run / file.path
     view = map_file(path, whole=True)
     if len(view) != file.bytes or len(file.chunks) != -(-len(view) // CHUNK_BYTES):
         raise CorruptData(f"read {path}: {len(view)} bytes, the index says {file.bytes}")
-    check_chunks(view, 0, file, f"read {path}")
+    starts = range(0, len(view), _CHECKED_BYTES)
+    with ThreadPoolExecutor(threads, "everystep-check") as pool:
+        parts = [(view[at : at + _CHECKED_BYTES], at, file, f"read {path}") for at in starts]
+        for checked in [pool.submit(check_chunks, *part) for part in parts]:
+            checked.result()
     return view
 
 

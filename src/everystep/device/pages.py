@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 
 import torch
 
 from everystep.lane.memory import populate
 
-_page_locked: dict[int, int] = {}  # bytes registered with the driver at each address
+_locked: dict[int, weakref.finalize] = {}  # by address, what lets the pages go; each is done once
 
 
 def lock_pages(memory: torch.Tensor) -> bool:
-    """Let devices copy from and to this memory by themselves. Refused: copies wait, and stay correct."""
-    start, size = memory.data_ptr(), memory.nbytes
-    # what is still registered here was unmapped by somebody who did not say so: a device would write to the
-    # pages that were behind these addresses then
-    for address in [a for a, n in _page_locked.items() if a < start + size and start < a + n]:
-        _forget(address)
-    populate(start, size)
-    code = torch.cuda.cudart().cudaHostRegister(start, size, 0)
-    if int(code) == 0:
-        _page_locked[start] = size
+    """Let devices copy from and to this memory by themselves, until `unlock_pages` or the tensor's end.
+    Refused: copies wait, and stay correct."""
+    address = memory.data_ptr()
+    populate(address, memory.nbytes)
+    runtime = torch.cuda.cudart()
+    if int(runtime.cudaHostRegister(address, memory.nbytes, 0)) == 0:
+        # addresses that are mapped anew while still registered lead a device to the pages of before
+        _locked[address] = weakref.finalize(memory, runtime.cudaHostUnregister, address)
+        _locked[address].atexit = False
         return True
     # a refused call leaves an error behind that the next kernel, anybody's, would raise
     with contextlib.suppress(RuntimeError):
@@ -30,10 +30,6 @@ def lock_pages(memory: torch.Tensor) -> bool:
 
 
 def unlock_pages(memory: torch.Tensor) -> None:
-    if memory.data_ptr() in _page_locked:
-        _forget(memory.data_ptr())
-
-
-def _forget(address: int) -> None:
-    del _page_locked[address]
-    torch.cuda.cudart().cudaHostUnregister(address)
+    unlock = _locked.pop(memory.data_ptr(), None)
+    if unlock is not None:
+        unlock()

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ from everystep.errors import (
     StoreError,
     UnknownVersion,
 )
-from everystep.format.base import Point, SessionValues, after_seal
+from everystep.format.base import BaseIndex, Point, SessionValues, after_seal
 from everystep.format.entry import unframe_entries
 from everystep.format.log import LoggedRecord
 from everystep.format.planes import check_readable
@@ -29,7 +30,7 @@ from everystep.lane.runtime import ShadowCard, is_alive, read_card
 from everystep.store import layout
 from everystep.store.bases import BaseReader, read_index
 from everystep.store.log import LogReader
-from everystep.store.runs import Lineage, identify, read_lineage, read_manifest
+from everystep.store.runs import Candidate, Lineage, identify, read_lineage, read_manifest
 
 log = logging.getLogger(__name__)
 
@@ -166,7 +167,10 @@ def _from_store(
     wanted = [c for c in whole if step is None or c.entry.step <= step]
     for candidate in wanted:
         try:
-            reader = BaseReader(run, read_index(run, candidate))
+            index = read_index(run, candidate)
+            lacking = any(atom.lossy for atom in index.census.atoms)
+            until = candidate.entry.step if exact and lacking else step
+            reader, behind = _read(run, lineage, candidate, index, until)
             session = reader.session
         except UnknownVersion:
             raise
@@ -174,10 +178,6 @@ def _from_store(
             log.warning("base_skipped step=%d error=%s", candidate.entry.step, error)
             problems.append(str(error))
             continue
-        census = reader.index.census
-        lacking = any(atom.lossy for atom in census.atoms)
-        until = candidate.entry.step if exact and lacking else step
-        behind = LogReader(run, lineage, candidate.point, census, until)
         if step is None or behind.end.step == step:
             problems += behind.problems
             if lacking and behind.end.step > candidate.entry.step:
@@ -198,6 +198,15 @@ def _from_store(
             hint=f"retained are bases of steps {kept or 'none'}, and what the log holds behind them",
         )
     return None
+
+
+def _read(
+    run: Path, lineage: Lineage, candidate: Candidate, index: BaseIndex, until: int | None
+) -> tuple[BaseReader, LogReader]:
+    """A base and the log behind it, read and checked at the same time."""
+    with ThreadPoolExecutor(1, "everystep-log") as beside:
+        behind = beside.submit(LogReader, run, lineage, candidate.point, index.census, until)
+        return BaseReader(run, index), behind.result()
 
 
 def _found_base(

@@ -1,12 +1,14 @@
 """`everystep bench tune`: the overhead that the tuner predicts for its plan, against the measured one.
 
-First bases and log are written much too often: that shows what each costs. Then the plan is chosen and
-followed, in windows that lie between windows of recording without writing.
+First bases are written much too often, then the log: that shows what each costs. Then the plan is chosen and
+followed, in windows that lie between windows of recording without writing. What it costs is told twice: by these
+windows, and by the steps beside each base, which a machine that drifts disturbs less.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 import tempfile
 import time
@@ -17,17 +19,21 @@ from typing import Any, NamedTuple
 
 import everystep
 from everystep.bench.clock import timed
+from everystep.bench.felt import Felt, felt, seconds_lost
 from everystep.bench.gpt import Training
 from everystep.errors import EverystepError
 from everystep.session import Run
 from everystep.store.probe import measure_disk
+from everystep.store.runs import newest_manifest
 from everystep.tune.choose import Choice, choose
 from everystep.tune.measured import Measured, machine_of
 
 _PATIENCE_SECONDS = 300.0
 _LOOK_EVERY = 4
-_BASES_MIN = 8
-_OFTEN = {"durable_every": 12, "durable_log": 4}
+_WRITES = 4  # of the log for each base: they are shorter
+_BASES = {"durable_every": 12, "durable_log": 0}
+_LOG = {"durable_every": "1h", "durable_log": 4}
+_ALL = 1000  # every base stays: when it was written is told by the store
 _RARELY = {"durable_every": "1h", "durable_log": 0}
 _GOAL_RELATIVE, _GOAL_POINTS = 0.3, 0.2
 
@@ -38,6 +44,7 @@ class Settings(NamedTuple):
     optimizer: str
     steps: int
     rounds: int
+    bases: int  # written first, so that the shadow knows what they cost
     mtbf_seconds: float
     budget_percent: float
     folder: Path | None
@@ -49,17 +56,26 @@ def tune_check(settings: Settings, say: Callable[[str], None]) -> dict[str, Any]
     training = Training(settings.model, settings.batch, settings.optimizer, compiled=False)
     with tempfile.TemporaryDirectory(prefix="everystep-bench-", dir=parent) as place:
         bench = _Bench(training, Path(place), settings.steps)
-        measured = bench.measured()
+        measured = bench.measured(settings.bases)
         choice = _choose(measured, Path(place), settings)
         plan = {"durable_every": choice.plan.base_every, "durable_log": choice.plan.batch}
         say(f"plan: {plan}, predicted {choice.waste.overhead_percent:.3f} %")
-        windows: dict[str, list[float]] = {"none": [], "recording": [], "plan": []}
+        windows: dict[str, list[_Window]] = {"none": [], "recording": [], "plan": []}
         kinds = {"none": None, "recording": _RARELY, "plan": plan}
         for _ in range(settings.rounds):
             for name, options in kinds.items():
                 windows[name].append(bench.window(name, options))
-                say(f"{name:>10}: {1e3 * windows[name][-1]:.2f} ms a step")
+                say(f"{name:>10}: {1e3 * windows[name][-1].mean:.2f} ms a step")
     return _document(settings, training.device.type, choice, measured, windows)
+
+
+class _Window(NamedTuple):
+    seconds: list[float]
+    lost: list[float]  # seconds, to each base that was written meanwhile
+
+    @property
+    def mean(self) -> float:
+        return statistics.mean(self.seconds)
 
 
 def _choose(measured: Measured, place: Path, settings: Settings) -> Choice:
@@ -81,25 +97,35 @@ class _Bench:
         for _ in range(3):
             training.step()
 
-    def measured(self) -> Measured:
-        """What the shadow sees while bases and log are written too often."""
-        with self._attached("often", _OFTEN) as run:
+    def measured(self, count: int) -> Measured:
+        """What the shadow sees while bases are written too often, then the log."""
+        with self._attached("bases", _BASES) as run:
             first = run.status()["based_step"] or 0
             self._until(
                 run,
                 lambda s: (
-                    (s["based_step"] or 0) >= first + _BASES_MIN * _OFTEN["durable_every"]
+                    (s["based_step"] or 0) >= first + count * _BASES["durable_every"]
                     and Measured(**s["measured"]).enough
                 ),
             )
-            return Measured(**run.status()["measured"])
+            bases = Measured(**run.status()["measured"])
+        with self._attached("log", _LOG) as run:
+            self._until(run, lambda s: s["measured"]["log_writes"] >= _WRITES * count)
+            log = run.status()["measured"]
+        return dataclasses.replace(bases, **{k: v for k, v in log.items() if k.startswith("log_")})
 
-    def window(self, name: str, options: dict[str, Any] | None) -> float:
-        """Mean seconds of a step; a run of its own, once it does what it does in the long run."""
+    def window(self, name: str, options: dict[str, Any] | None) -> _Window:
+        """A run of its own, once it does what it does in the long run."""
         if options is None:
-            return statistics.mean(self._timed(None))
-        with self._attached(name, options) as run:
-            return statistics.mean(self._timed(run))
+            return _Window(self._timed(None), [])
+        with self._attached(name, {**options, "keep_last": _ALL}) as run:
+            seconds = self._timed(run)
+            ended = time.time()
+            write_seconds = run.status()["measured"]["base_write_seconds"]
+            manifest = newest_manifest(run.path)
+            ends = [entry.time for entry in manifest.bases] if manifest else []
+            spans = [(end - write_seconds, end) for end in ends]
+            return _Window(seconds, seconds_lost(seconds, ended, spans))
 
     @contextmanager
     def _attached(self, name: str, options: dict[str, Any]) -> Iterator[Run]:
@@ -132,20 +158,34 @@ class _Bench:
             run.seal()
 
 
+def _by_windows(windows: dict[str, list[_Window]]) -> Felt:
+    """Each window against the one right before it."""
+    pairs = zip(windows["plan"], windows["recording"], strict=True)
+    found = [100 * (plan.mean / recording.mean - 1) for plan, recording in pairs]
+    error = statistics.stdev(found) / math.sqrt(len(found)) if found[1:] else math.inf
+    return Felt(statistics.mean(found), error)
+
+
+def _told(found: Felt) -> dict[str, float | None]:
+    known = math.isfinite(found.standard_error)
+    return {**found._asdict(), "standard_error": found.standard_error if known else None}
+
+
 def _document(
     settings: Settings,
     device: str,
     choice: Choice,
     measured: Measured,
-    windows: dict[str, list[float]],
+    windows: dict[str, list[_Window]],
 ) -> dict[str, Any]:
-    mean = {name: statistics.mean(found) for name, found in windows.items()}
+    mean = {name: statistics.mean(w.mean for w in found) for name, found in windows.items()}
+    none = [window.mean for window in windows["none"]]
+    by_windows = _by_windows(windows)
+    lost = [seconds for window in windows["plan"] for seconds in window.lost]
+    beside = felt(lost, sum(sum(window.seconds) for window in windows["plan"]))
     predicted = choice.waste.overhead_percent
-    # each window against the one right before it: what drifts with the machine cancels out
-    pairs = zip(windows["plan"], windows["recording"], strict=True)
-    found = [100 * (plan / recording - 1) for plan, recording in pairs]
-    overhead = statistics.mean(found)
-    apart = abs(predicted - overhead)
+    overhead = min(by_windows, beside, key=lambda found: found.standard_error)
+    apart = abs(predicted - overhead.percent)
     return {
         "model": settings.model,
         "device": device,
@@ -153,11 +193,11 @@ def _document(
         "plan": dataclasses.asdict(choice.plan),
         "why": list(choice.why),
         "predicted_overhead_percent": predicted,
-        "measured_overhead_percent": overhead,
-        "measured_by_round": found,
-        "standard_error_points": statistics.stdev(found) / len(found) ** 0.5 if found[1:] else None,
-        "within_goal": apart <= max(_GOAL_POINTS, _GOAL_RELATIVE * abs(overhead)),
-        "none_spread": (max(windows["none"]) - min(windows["none"])) / mean["none"],
+        "measured_by_windows": _told(by_windows),
+        "measured_beside_bases": {**_told(beside), "bases": len(lost)},
+        "measured_overhead_percent": overhead.percent,  # the one that is known better
+        "within_goal": apart <= max(_GOAL_POINTS, _GOAL_RELATIVE * abs(overhead.percent)),
+        "none_spread": (max(none) - min(none)) / mean["none"],
         "recording_overhead_percent": 100 * (mean["recording"] / mean["none"] - 1),
         "seconds_per_step": mean,
         "measured": dataclasses.asdict(measured),

@@ -222,6 +222,7 @@ def bench_tune(
     optimizer: _Optimizer = "adamw",
     steps: Annotated[int, typer.Option(help="Of each window that is measured.")] = 60,
     rounds: Annotated[int, typer.Option(help="Windows of each kind.")] = 3,
+    bases: Annotated[int, typer.Option(help="Written first, to see what they cost.")] = 8,
     mtbf: Annotated[str, typer.Option(help="Short, so that the plan's bases fit a window.")] = "1m",
     budget: Annotated[float, typer.Option(help="Percent that training may lose.")] = 5.0,
     folder: _Folder = None,
@@ -232,7 +233,7 @@ def bench_tune(
 
     say = (lambda line: None) if json else output.console.print
     seconds = duration_seconds("mtbf", mtbf)
-    settings = Settings(model, batch, optimizer, steps, rounds, seconds, budget, folder)
+    settings = Settings(model, batch, optimizer, steps, rounds, bases, seconds, budget, folder)
     _show_event(json, lambda: tune_check(settings, say))
 
 

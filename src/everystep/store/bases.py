@@ -207,6 +207,9 @@ def open_checked(run: Path, file: StoredFile, *, threads: int = 1) -> memoryview
     view = map_file(path, whole=True)
     if len(view) != file.bytes or len(file.chunks) != -(-len(view) // CHUNK_BYTES):
         raise CorruptData(f"read {path}: {len(view)} bytes, the index says {file.bytes}")
+    if threads == 1 or len(view) <= _CHECKED_BYTES:
+        check_chunks(view, 0, file, f"read {path}")
+        return view
     starts = range(0, len(view), _CHECKED_BYTES)
     with ThreadPoolExecutor(threads, "everystep-check") as pool:
         parts = [(view[at : at + _CHECKED_BYTES], at, file, f"read {path}") for at in starts]

@@ -113,6 +113,8 @@ class LogReader:
         self.records: list[LoggedRecord] = []
         self.end = base
         self.problems: list[str] = []
+        if until is not None and until <= base.step:
+            return  # nothing of it is wanted, and a disk would be busy with it
         epochs = [epoch for epoch, _ in lineage.path]
         begin = epochs.index(base.epoch) if base.epoch in epochs else len(epochs)
         for epoch, limit in lineage.path[begin:]:

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from crash.writer import CENSUS
+from crash.writer import CENSUS, snapshot
 
 from everystep.core.census import Atom, Census
 from everystep.core.tiers import EpochMark, newer_tier
@@ -25,6 +25,7 @@ from everystep.store.reader import open_run
 from everystep.store.runs import read_lineage
 from everystep.store.ship import Throttle
 from everystep.store.ship_log import LogEnd, LogShipper
+from everystep.store.tags import read_tags, remove_tag, set_tag
 from everystep.store.tiers import bring, local_dir, locate
 from everystep.store.verify import verify_bucket, verify_run
 
@@ -69,6 +70,40 @@ def test_retention_follows_the_directory(url: str, tmp_path: Path) -> None:
         }
         assert Bucket(url).listing("epochs") == files_of(host.run)
     assert len(commit_numbers(Bucket(url))) == 2
+
+
+def test_tags_go_with_the_bases_they_pin(url: str, tmp_path: Path) -> None:
+    first = Host(tmp_path / "a", url)
+    first.commit(1, 2)
+    first.ship()
+    set_tag(first.run, "best", 1)
+    assert not first.shipper.has_all_tags
+    first.ship()
+    assert first.shipper.has_all_tags
+    other = Host(tmp_path / "b", url)
+    assert read_tags(other.run) == read_tags(first.run)
+    other.commit(3, 4, 5)
+    other.ship()
+    pinned = next(c.point for c in read_lineage(other.run).candidates if c.entry.step == 1)
+    assert pinned in bases_in_bucket(url, tmp_path / "pinned")
+    remove_tag(other.run, "best")
+    other.commit(6)
+    other.ship()
+    third = Host(tmp_path / "c", url)
+    assert read_tags(third.run) == {} and load(third.run) == 6
+    assert pinned not in bases_in_bucket(url, tmp_path / "free")
+
+
+def test_a_damaged_tag_does_not_stop_shipping(url: str, tmp_path: Path) -> None:
+    host = Host(tmp_path / "a", url)
+    host.commit(1)
+    set_tag(host.run, "best", 1)
+    host.ship()
+    layout.tag_path(host.run, "best").write_bytes(b"nothing of the kind")
+    host.writer.commit(snapshot(2))
+    host.ship()
+    other = Host(tmp_path / "b", url)
+    assert load(other.run) == 2 and list(read_tags(other.run)) == ["best"]
 
 
 def test_a_base_that_retention_drops_meanwhile_is_shipped_all_the_same(

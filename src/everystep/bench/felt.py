@@ -1,4 +1,4 @@
-"""What training lost to bases, judged by the steps around each of them: what drifts with a machine cancels out."""
+"""What training lost to bases, judged by the steps around each of them: a machine's drift cancels out."""
 
 from __future__ import annotations
 

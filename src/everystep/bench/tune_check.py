@@ -1,8 +1,8 @@
 """`everystep bench tune`: the overhead that the tuner predicts for its plan, against the measured one.
 
 First bases are written much too often, then the log: that shows what each costs. Then the plan is chosen and
-followed, in windows that lie between windows of recording without writing. What it costs is told twice: by these
-windows, and by the steps beside each base, which a machine that drifts disturbs less.
+followed, in windows that lie between windows of recording without writing. What it costs is told twice: by
+these windows, and by the steps beside each base, which a machine that drifts disturbs less.
 """
 
 from __future__ import annotations

@@ -134,7 +134,7 @@ class Compressor:
 
 
 def _buckets(parameters: list[torch.nn.Parameter]) -> Iterator[list[torch.nn.Parameter]]:
-    """Compressed together, as DDP does it: kernels for a few large tensors, not for hundreds of small ones."""
+    """Compressed together, as DDP does it: a few large kernels, not hundreds of small ones."""
     bucket: list[torch.nn.Parameter] = []
     for parameter in parameters:
         first = bucket[0] if bucket else parameter

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 import msgspec
 
-from everystep.format.base import Manifest, Point, RunDocument
+from everystep.format.base import Manifest, Point, RunDocument, Tag
 
 _WHATEVER_STEP = 1 << 62  # of an epoch that is continued wherever it ends
 
@@ -20,6 +20,7 @@ class Commit(msgspec.Struct, frozen=True):
     epoch: int  # the one whose writer made it
     token: str  # of that epoch
     manifests: tuple[Manifest, ...]
+    tags: tuple[Tag, ...] = ()  # of bases that are there
 
 
 def only_present(manifest: Manifest, present: Collection[Point]) -> Manifest:

@@ -81,7 +81,8 @@ class Shipper:
         logged = self._keeper.step if self._keeper else None
         shipped = self._log.step if self._log else None
         based = state.durable is None or (newest is not None and newest.point == state.durable)
-        return based and (logged is None or shipped == logged)
+        tagged = self._bases is None or self._bases.has_all_tags
+        return based and tagged and (logged is None or shipped == logged)
 
     def step(self, state: PersistState) -> int | None:
         """The newest step that the bucket alone would bring back."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from everystep.errors import CorruptData, Fenced, StoreError, UsageError
-from everystep.format.base import Manifest, RunDocument
+from everystep.format.base import Manifest, RunDocument, Tag
 from everystep.format.commit import Commit, claiming
 from everystep.format.document import pack_document, unpack_document
 from everystep.store.bucket import Bucket
@@ -77,8 +77,9 @@ class CommitWriter:
                 return
             self._check(run, newest)
             before = newest.manifests if newest else ()
+            tags = newest.tags if newest else ()
             claim = (*before, claiming(self._manifest, before))
-            if self._put(max(numbers, default=0) + 1, run, claim):
+            if self._put(max(numbers, default=0) + 1, run, claim, tags):
                 return
         raise StoreError(f"claim epoch {self._epoch} in {self._bucket.url}: others keep committing")
 
@@ -95,11 +96,13 @@ class CommitWriter:
         if newest.epoch > self._epoch or known is None or known.token != newest.token:
             raise self._fenced(f"an epoch {newest.epoch} that is not of this directory owns it")
 
-    def commit(self, run: RunDocument, manifests: Sequence[Manifest]) -> None:
+    def commit(
+        self, run: RunDocument, manifests: Sequence[Manifest], tags: Sequence[Tag] = ()
+    ) -> None:
         for _ in range(_TRIES):
             self.check_fence()
             assert self._number is not None
-            if self._put(self._number + 1, run, tuple(manifests)):
+            if self._put(self._number + 1, run, tuple(manifests), tuple(tags)):
                 return
         raise self._fenced("another epoch owns it")
 
@@ -122,8 +125,14 @@ class CommitWriter:
         old = [n for n in commit_numbers(self._bucket) if n < self._number - 1]
         self._bucket.delete(map(commit_path, old))
 
-    def _put(self, number: int, run: RunDocument, manifests: tuple[Manifest, ...]) -> bool:
-        commit = Commit(number, run, self._epoch, self._token, manifests)
+    def _put(
+        self,
+        number: int,
+        run: RunDocument,
+        manifests: tuple[Manifest, ...],
+        tags: tuple[Tag, ...],
+    ) -> bool:
+        commit = Commit(number, run, self._epoch, self._token, manifests, tags)
         if not self._bucket.create(commit_path(number), pack_document("commit", commit)):
             return False
         self._number = number

@@ -130,6 +130,10 @@ class Fetcher:
                 self.bytes += size
 
     def manifests(self, commit: Commit) -> None:
+        """And the tags, before: a base that they pin is never without them."""
+        for tag in commit.tags:
+            make_dirs(self._run / layout.TAGS, below=self._run)
+            write_document(layout.tag_path(self._run, tag.name), pack_document("tag", tag))
         _write_manifests(commit, self._run)
 
 

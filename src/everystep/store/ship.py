@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from everystep.errors import CorruptData
-from everystep.format.base import Manifest, Point, RunDocument, StoredFile
+from everystep.format.base import Manifest, Point, RunDocument, StoredFile, Tag
 from everystep.format.commit import only_present
 from everystep.store import layout
 from everystep.store.bases import check_chunks, read_index
@@ -21,6 +21,7 @@ from everystep.store.bucket_commits import CommitWriter
 from everystep.store.mapped import map_file
 from everystep.store.runs import Candidate, check_fence, read_lineage, read_manifest, read_run
 from everystep.store.ship_log import is_log_part
+from everystep.store.tags import read_tags
 
 Sent = Callable[[int], None]  # told of every part that goes out; waits if that was too fast
 
@@ -67,8 +68,9 @@ class BaseShipper:
     def __init__(self, bucket: Bucket, run: Path, epoch: int, sent: Sent) -> None:
         self._bucket, self._run, self._epoch, self._sent = bucket, run, epoch, sent
         self._commits: CommitWriter | None = None
-        self._done: Manifest | None = None  # our own, when everything that counted here was shipped
-        self._committed: tuple[Manifest, ...] = ()
+        # our manifest and the tags when everything that counted here was shipped
+        self._done: tuple[Manifest | None, tuple[Tag, ...]] = (None, ())
+        self._committed: tuple[tuple[Manifest, ...], tuple[Tag, ...]] = ((), ())
         self.newest: Candidate | None = None  # the newest base that the bucket names
         self.behind_bytes = 0
 
@@ -76,11 +78,21 @@ class BaseShipper:
     def claimed(self) -> bool:
         return self._commits is not None and self._commits.claimed
 
+    @property
+    def has_all_tags(self) -> bool:
+        return self._tags() == self._done[1]
+
+    def _tags(self) -> tuple[Tag, ...]:
+        try:
+            return tuple(Tag(name, c.epoch, c.entry) for name, c in read_tags(self._run).items())
+        except CorruptData:  # retention says so; what the bucket knows of them stays
+            return self._committed[1]
+
     def turn(self) -> None:
         """Bring the bucket to what counts here now; when it raises, what the bucket names is still there."""
-        own = read_manifest(self._run, self._epoch)
-        if own is None or own == self._done:
-            return  # whatever changes here changes our own manifest
+        own, tags = read_manifest(self._run, self._epoch), self._tags()
+        if own is None or (own, tags) == self._done:
+            return  # whatever changes here changes our own manifest, or a tag
         check_fence(self._run, self._epoch)
         tier = read_tier(self._run)
         self._commits = self._commits or CommitWriter(self._bucket, self._run, own)
@@ -91,10 +103,11 @@ class BaseShipper:
         there = self._bucket.listing("epochs")
         tier = read_tier(self._run)  # after listing: what is there and not here was dropped here
         bases, problem = _open_bases(self._run, tier)
-        problem = self._ship(self._commits, tier, bases, there) or problem
+        problem = self._ship(self._commits, tier, tags, bases, there) or problem
         if problem is None:
             self._remove_rest(self._commits, there, bases)
-            self._done = next((m for m in tier.manifests if m.epoch == self._epoch), None)
+            own = next((m for m in tier.manifests if m.epoch == self._epoch), None)
+            self._done = (own, tags)
         elif read_tier(self._run).manifests == tier.manifests:
             raise problem  # not just dropped by retention meanwhile
 
@@ -102,6 +115,7 @@ class BaseShipper:
         self,
         commits: CommitWriter,
         tier: LocalTier,
+        tags: tuple[Tag, ...],
         bases: list[_LocalBase],
         there: dict[str, int],
     ) -> CorruptData | None:
@@ -120,19 +134,26 @@ class BaseShipper:
                 problem = problem or error
                 continue
             present.add(base.point)
-            self._commit(commits, tier, present)
+            self._commit(commits, tier, tags, present)
         return problem
 
     def _count(self, size: int) -> None:
         self.behind_bytes = max(0, self.behind_bytes - size)
         self._sent(size)
 
-    def _commit(self, commits: CommitWriter, tier: LocalTier, present: set[Point]) -> None:
+    def _commit(
+        self,
+        commits: CommitWriter,
+        tier: LocalTier,
+        tags: tuple[Tag, ...],
+        present: set[Point],
+    ) -> None:
         newest = next(c for c in tier.candidates if c.point in present)
         manifests = tuple(only_present(m, present) for m in tier.manifests)
-        if manifests != self._committed:
-            commits.commit(tier.run, manifests)
-            self._committed, self.newest = manifests, newest
+        there = tuple(tag for tag in tags if Point(tag.epoch, tag.base.step) in present)
+        if (manifests, there) != self._committed:
+            commits.commit(tier.run, manifests, there)
+            self._committed, self.newest = (manifests, there), newest
 
     def _remove_rest(
         self, commits: CommitWriter, there: Mapping[str, int], bases: list[_LocalBase]

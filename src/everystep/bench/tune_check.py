@@ -33,7 +33,6 @@ _LOOK_EVERY = 4
 _WRITES = 4  # of the log for each base: they are shorter
 _BASES = {"durable_every": 12, "durable_log": 0}
 _LOG = {"durable_every": "1h", "durable_log": 4}
-_ALL = 1000  # every base stays: when it was written is told by the store
 _RARELY = {"durable_every": "1h", "durable_log": 0}
 _GOAL_RELATIVE, _GOAL_POINTS = 0.3, 0.2
 
@@ -118,7 +117,8 @@ class _Bench:
         """A run of its own, once it does what it does in the long run."""
         if options is None:
             return _Window(self._timed(None), [])
-        with self._attached(name, {**options, "keep_last": _ALL}) as run:
+        # every base stays: when it was written is told by the store
+        with self._attached(name, {**options, "keep_last": max(3, self._steps)}) as run:
             seconds = self._timed(run)
             ended = time.time()
             write_seconds = run.status()["measured"]["base_write_seconds"]

@@ -149,3 +149,13 @@ def test_a_span_is_met_while_it_lasts_and_no_longer() -> None:
     spans.end()
     ended = time.time_ns()
     assert spans.meet(begun, ended) and not spans.meet(ended + 1, ended + 10**9)
+
+
+def test_a_machine_that_becomes_slower_is_not_the_writers_doing() -> None:
+    scene = Scene()
+    for number in range(600):
+        pace = STEP * (1 + 0.01 * number)
+        if number % 20 == 19:
+            scene.bases = (scene.bases[0] + 1, scene.bases[1] + pace)
+        scene.step(pace, basing=number % 20 == 19)
+    assert scene.gauge.base_share_felt < 1 / CORES * 2 / 30 + 0.005  # the prior alone

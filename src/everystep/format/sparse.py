@@ -41,7 +41,8 @@ def block_starts(ranges: Ranges) -> np.ndarray:
     counts = block_counts(ranges)
     first = np.repeat(np.array([start // 4 for start, _ in ranges], np.int64), counts)
     earlier = np.repeat(counts.cumsum() - counts, counts)  # blocks of the ranges before
-    return first + (np.arange(len(earlier)) - earlier) * BLOCK_WORDS
+    starts: np.ndarray = first + (np.arange(len(earlier)) - earlier) * BLOCK_WORDS
+    return starts
 
 
 def part_ends(sparse: Sparse) -> tuple[int, int]:

@@ -1,12 +1,14 @@
 """How fast training goes, and how much slower while something is written: seen from the times of its seals.
 
-A share felt is what training lost, against the quiet steps right before, over how long was written. Until
+A share felt is what training lost, against the quiet steps around it, over how long was written. Until
 enough was seen it leans on a prior: a writer takes one of the cores.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import statistics
+from collections import deque
+from dataclasses import dataclass, field
 
 from everystep.shadow.spans import Spans
 
@@ -15,7 +17,7 @@ _STEPS_MAX = 4096  # then what is old counts half
 _PAUSE = 20.0  # steps that took so many times as long are no steps: somebody evaluates, or saves
 _PRIOR_BASES, _PRIOR_WRITES = 2, 16
 _SHARE_MAX = 2.0  # a writer, and those who copy and hash for it
-_RECENT = 1 / 8  # weight of the newest quiet step in the pace of now
+_NEIGHBOURS = 8  # quiet steps on each side that the ones between are compared with
 
 
 @dataclass
@@ -33,6 +35,20 @@ class _Pace:
         self.writes, self.write_seconds = self.writes / 2, self.write_seconds / 2
 
 
+@dataclass
+class _Stretch:
+    """Steps beside one write, and the quiet ones around them."""
+
+    pace: _Pace
+    before: list[float]
+    seconds: list[float] = field(default_factory=list)
+    after: list[float] = field(default_factory=list)
+
+    def settle(self) -> None:
+        if quiet := self.before + self.after:
+            self.pace.lost += sum(self.seconds) - len(self.seconds) * statistics.mean(quiet)
+
+
 class Gauge:
     """Owned by the main thread."""
 
@@ -40,7 +56,8 @@ class Gauge:
         self._prior = 1 / max(1, cores)
         self._quiet, self._basing, self._logging = _Pace(), _Pace(), _Pace()
         self._sealed_ns = 0
-        self._recent = 0.0  # seconds of a quiet step, lately
+        self._before: deque[float] = deque(maxlen=_NEIGHBOURS)  # the newest quiet steps
+        self._stretch: _Stretch | None = None  # not all of its neighbours have come yet
         self._written = ((0, 0.0), (0, 0.0))
         self._records, self._bytes = 0, 0
 
@@ -77,11 +94,20 @@ class Gauge:
 
     def _add(self, pace: _Pace, seconds: float) -> None:
         pace.steps, pace.seconds = pace.steps + 1, pace.seconds + seconds
+        stretch = self._stretch
         if pace is self._quiet:
-            weight = _RECENT if self._recent else 1.0
-            self._recent += weight * (seconds - self._recent)
-        elif self._recent:
-            pace.lost += seconds - self._recent
+            self._before.append(seconds)
+            if stretch is not None:
+                stretch.after.append(seconds)
+            if stretch is None or len(stretch.after) < _NEIGHBOURS:
+                return
+        elif stretch is not None and stretch.pace is pace and not stretch.after:
+            stretch.seconds.append(seconds)
+            return
+        if stretch is not None:
+            stretch.settle()
+        busy = pace is not self._quiet
+        self._stretch = _Stretch(pace, list(self._before), [seconds]) if busy else None
 
     def _is_pause(self, pace: _Pace, seconds: float) -> bool:
         usual = pace.seconds / pace.steps if pace.steps >= _QUIET_STEPS_MIN else 0.0

@@ -9,7 +9,9 @@ import torch
 
 from everystep.lane.memory import populate
 
-_locked: dict[int, weakref.finalize[..., torch.Tensor]] = {}  # by address, what lets the pages go; each is done once
+_locked: dict[
+    int, weakref.finalize[..., torch.Tensor]
+] = {}  # by address, what lets the pages go; each is done once
 
 
 def lock_pages(memory: torch.Tensor) -> bool:

@@ -19,11 +19,12 @@ from everystep.format.log import LoggedRecord, census_digest
 from everystep.store import layout
 from everystep.store.bases import Snapshot, SnapshotTensor
 from everystep.store.bucket import PART_BYTES, Bucket
-from everystep.store.bucket_commits import commit_numbers
+from everystep.store.bucket_commits import commit_numbers, read_newest
+from everystep.store.fetch import fetch_documents
 from everystep.store.log import LogReader, LogWriter
 from everystep.store.reader import open_run
 from everystep.store.runs import read_lineage
-from everystep.store.ship import Throttle
+from everystep.store.ship import BaseShipper, Throttle
 from everystep.store.ship_log import LogEnd, LogShipper
 from everystep.store.tags import read_tags, remove_tag, set_tag
 from everystep.store.tiers import bring, local_dir, locate
@@ -102,8 +103,13 @@ def test_a_damaged_tag_does_not_stop_shipping(url: str, tmp_path: Path) -> None:
     layout.tag_path(host.run, "best").write_bytes(b"nothing of the kind")
     host.writer.commit(snapshot(2))
     host.ship()
+    again = BaseShipper(Bucket(url), host.run, host.writer.manifest.epoch, Throttle(0))
+    host.writer.commit(snapshot(3))
+    again.turn()  # one that has committed nothing itself yet
     other = Host(tmp_path / "b", url)
-    assert load(other.run) == 2 and list(read_tags(other.run)) == ["best"]
+    assert load(other.run) == 3 and list(read_tags(other.run)) == ["best"]
+    documents = fetch_documents(Bucket(url), read_newest(Bucket(url)), tmp_path / "documents")
+    assert documents.candidates and list(read_tags(tmp_path / "documents")) == ["best"]
 
 
 def test_a_base_that_retention_drops_meanwhile_is_shipped_all_the_same(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,6 +32,25 @@ def build() -> nn.Module:
 def gradients(model: nn.Module, x: torch.Tensor) -> dict[str, torch.Tensor]:
     model(x).square().sum().backward()
     return {name.removeprefix("module."): p.grad for name, p in model.named_parameters()}
+
+
+def test_bf16_of_a_bf16_model_says_what_it_says(alone: None) -> None:
+    """Its gradients need no conversion, so what is said could be the very memory of what is left."""
+    model = DistributedDataParallel(nn.Linear(4, 1, bias=False).bfloat16())
+    everystep.compress(model, "bf16", feedback=True)
+    model(torch.tensor([[1.0, 2, 3, 4]], dtype=torch.bfloat16)).sum().backward()
+    assert model.module.weight.grad.tolist() == [[1, 2, 3, 4]]
+
+
+@pytest.mark.parametrize("method", ["int8", "fp8"])
+def test_a_small_parameter_has_a_scale_of_its_own(method: str) -> None:
+    large, small = nn.Parameter(torch.zeros(33)), nn.Parameter(torch.zeros(()))
+    optimizer = torch.optim.SGD([large, small], lr=0.0)
+    everystep.compress(optimizer, method)
+    large.grad, small.grad = torch.full((33,), 1.0), torch.tensor(2.0**-20)
+    large.grad[32] = math.nan
+    optimizer.step()
+    assert small.grad == 2.0**-20 and large.grad[:32].eq(1).all() and large.grad[32].isnan()
 
 
 @pytest.mark.parametrize("method", ["topk", "int8"])

@@ -15,7 +15,7 @@ from everystep.errors import CorruptData
 from everystep.format.sparse import block_starts, expand
 from everystep.lane import sparse as lane_sparse
 from everystep.lane.sparse import pack_sparse
-from everystep.recover.expand import expand_on_device
+from everystep.recover.expand import Expander, expand_on_device
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="nothing was compiled")
 
@@ -97,3 +97,7 @@ def test_a_payload_that_no_event_speaks_of() -> None:
     packed = pack_sparse(without, memoryview(np.ones(size, np.uint8)), census)
     assert packed is not None and len(packed[1]) == 0
     assert not np.frombuffer(expand(*packed, []), np.uint8).any()
+    with Expander(census, []) as expander:
+        expander._device = torch.device("cpu")  # as if it were a GPU
+        ((_, whole),) = expander.payloads([([packed[0]], packed[1])])
+    assert len(whole) == size and isinstance(whole, torch.Tensor) and not whole.any()

@@ -93,6 +93,7 @@ class _Bench:
     def __init__(self, training: Training, place: Path, steps: int) -> None:
         self._training, self._place, self._steps = training, place, steps
         self._runs = 0
+        self._written: dict[int, float] = {}  # when each base was, by its step
         for _ in range(3):
             training.step()
 
@@ -117,14 +118,13 @@ class _Bench:
         """A run of its own, once it does what it does in the long run."""
         if options is None:
             return _Window(self._timed(None), [])
-        # every base stays: when it was written is told by the store
-        with self._attached(name, {**options, "keep_last": max(3, self._steps)}) as run:
+        with self._attached(name, options) as run:
+            self._written = {}
             seconds = self._timed(run)
             ended = time.time()
+            self._look_for_bases(run)
             write_seconds = run.status()["measured"]["base_write_seconds"]
-            manifest = newest_manifest(run.path)
-            ends = [entry.time for entry in manifest.bases] if manifest else []
-            spans = [(end - write_seconds, end) for end in ends]
+            spans = [(end - write_seconds, end) for end in self._written.values()]
             return _Window(seconds, seconds_lost(seconds, ended, spans))
 
     @contextmanager
@@ -156,6 +156,13 @@ class _Bench:
         self._training.step()
         if run is not None:
             run.seal()
+            if run.step % _LOOK_EVERY == 0:
+                self._look_for_bases(run)
+
+    def _look_for_bases(self, run: Run) -> None:
+        """Before retention drops them."""
+        manifest = newest_manifest(run.path)
+        self._written |= {entry.step: entry.time for entry in manifest.bases} if manifest else {}
 
 
 def _by_windows(windows: dict[str, list[_Window]]) -> Felt:
@@ -184,7 +191,8 @@ def _document(
     lost = [seconds for window in windows["plan"] for seconds in window.lost]
     beside = felt(lost, sum(sum(window.seconds) for window in windows["plan"]))
     predicted = choice.waste.overhead_percent
-    overhead = min(by_windows, beside, key=lambda found: found.standard_error)
+    told = [by_windows] if choice.plan.batch else [by_windows, beside]  # a log is beside every step
+    overhead = min(told, key=lambda found: found.standard_error)
     apart = abs(predicted - overhead.percent)
     return {
         "model": settings.model,

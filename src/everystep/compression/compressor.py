@@ -34,7 +34,8 @@ def compress(
     """Compress the gradients of an optimizer before each of its steps, or those that DDP communicates.
 
     `method` is topk, randomk (both keep the share `ratio`), int8, fp8, bf16, or for DDP also powersgd
-    (of `rank`). Call it before `attach`.
+    (of `rank`). Parameters of a bucket (64 MiB, or DDP's) compete for what topk keeps. Call it before
+    `attach`.
     """
     parameters = _parameters(target)
     if method == "powersgd":
@@ -125,25 +126,27 @@ class Compressor:
         residuals = [r for p in parameters if (r := self.residual(p)) is not None]
         if residuals:
             torch._foreach_add_(gradients, residuals)
-        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+        flat = torch.cat([_padded(gradient, method.block) for gradient in gradients])
         kept = method.decode(method.encode(flat), len(flat), flat.dtype)
-        torch._foreach_copy_(gradients, _pieces(kept, gradients))
+        torch._foreach_copy_(gradients, _pieces(kept, gradients, method.block))
         if residuals:
-            unsaid = _pieces(flat - kept, gradients)
+            unsaid = _pieces(flat - kept, gradients, method.block)
             hold_back(residuals, unsaid, flat.isfinite().all(), skipped)
 
 
 def _buckets(parameters: list[torch.nn.Parameter]) -> Iterator[list[torch.nn.Parameter]]:
     """Compressed together, as DDP does it: a few large kernels, not hundreds of small ones."""
     bucket: list[torch.nn.Parameter] = []
+    size = 0
     for parameter in parameters:
         first = bucket[0] if bucket else parameter
         alike = (first.dtype, first.device) == (parameter.dtype, parameter.device)
-        if not alike or sum(p.nbytes for p in bucket) + parameter.nbytes > _BUCKET_BYTES:
+        if not alike or size + parameter.nbytes > _BUCKET_BYTES:
             if bucket:
                 yield bucket
-            bucket = []
+            bucket, size = [], 0
         bucket.append(parameter)
+        size += parameter.nbytes
     if bucket:
         yield bucket
 
@@ -155,9 +158,16 @@ def _gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
     return parameter.grad
 
 
-def _pieces(flat: torch.Tensor, like: list[torch.Tensor]) -> list[torch.Tensor]:
-    parts = flat.split([tensor.numel() for tensor in like])
-    return [part.view(tensor.shape) for part, tensor in zip(parts, like, strict=True)]
+def _padded(gradient: torch.Tensor, block: int) -> torch.Tensor:
+    flat = gradient.reshape(-1)
+    lacking = -len(flat) % block
+    return torch.nn.functional.pad(flat, (0, lacking)) if lacking else flat
+
+
+def _pieces(flat: torch.Tensor, like: list[torch.Tensor], block: int) -> list[torch.Tensor]:
+    parts = flat.split([-(-tensor.numel() // block) * block for tensor in like])
+    pairs = zip(parts, like, strict=True)
+    return [part[: tensor.numel()].view(tensor.shape) for part, tensor in pairs]
 
 
 def hold_back(

@@ -15,7 +15,11 @@ _BLOCK = 32  # values that share a scale
 
 
 class Method(Protocol):
-    """`decode(encode(x), len(x))` is what training goes on with."""
+    """`decode(encode(x), len(x))` is what training goes on with. Tensors that are encoded together begin at
+    multiples of `block`, so that none shares a scale with its neighbour."""
+
+    @property
+    def block(self) -> int: ...
 
     def encode(self, flat: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Tensors whose shapes depend on the length of `flat` alone."""
@@ -29,6 +33,7 @@ class TopK(NamedTuple):
     """The largest magnitudes, exactly ceil(ratio * n) of them; of equal ones those that come first."""
 
     ratio: float
+    block: int = 1
 
     def encode(self, flat: torch.Tensor) -> tuple[torch.Tensor, ...]:
         count = math.ceil(self.ratio * len(flat))
@@ -52,6 +57,7 @@ class RandomK(NamedTuple):
     """ceil(ratio * n) places, drawn with torch's own generator: its state is part of every checkpoint."""
 
     ratio: float
+    block: int = 1
 
     def encode(self, flat: torch.Tensor) -> tuple[torch.Tensor, ...]:
         count = math.ceil(self.ratio * len(flat))
@@ -67,6 +73,7 @@ class Blocks(NamedTuple):
 
     kind: torch.dtype  # int8 or float8_e4m3fn
     bits: int  # the largest magnitude of a block lies between 2^bits and 2^(bits + 1)
+    block: int = _BLOCK
 
     def encode(self, flat: torch.Tensor) -> tuple[torch.Tensor, ...]:
         padded = torch.nn.functional.pad(flat.float(), (0, -len(flat) % _BLOCK)).view(-1, _BLOCK)
@@ -87,8 +94,10 @@ class Blocks(NamedTuple):
 
 
 class Bfloat16(NamedTuple):
+    block: int = 1
+
     def encode(self, flat: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return (flat.bfloat16(),)
+        return (flat.to(torch.bfloat16, copy=True),)  # the caller goes on to change its own
 
     def decode(self, wire: tuple[torch.Tensor, ...], size: int, dtype: torch.dtype) -> torch.Tensor:
         return wire[0].to(dtype)

@@ -6,6 +6,7 @@ leaves behind the last whole record does not check out, and ends the log there.
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,9 +23,10 @@ _MAGIC = 0x474F4C5045545345  # "ESTEPLOG"
 _RECORD_MAGIC = 0x44524F43455245
 _SEGMENT = struct.Struct("<QQ32sQQQQ")  # magic, version, run, epoch, after, census, checksum
 _RECORD = struct.Struct("<QQQQQQ")  # magic, step, after, body bytes, body checksum, chain
-_VERSION = 1
+_VERSION = 2
 _PIECE_BYTES = 4 << 20  # of a body that is digested at once
-_digesters = ThreadPoolExecutor(4, "everystep-digest")  # threads begin when they are needed
+_digesters: list[ThreadPoolExecutor] = []  # one, once it was needed
+os.register_at_fork(after_in_child=_digesters.clear)  # its threads are not in the child
 
 
 class SegmentHeader(NamedTuple):
@@ -69,7 +71,9 @@ def unpack_segment_header(data: memoryview, where: str) -> SegmentHeader:
 def body_checksum(body: memoryview) -> int:
     """Of the digests of its pieces, which several threads make: a disk would wait for one."""
     pieces = [body[at : at + _PIECE_BYTES] for at in range(0, len(body), _PIECE_BYTES)]
-    digest = _digesters.map if len(pieces) > 1 else map
+    if len(pieces) > 1 and not _digesters:
+        _digesters.append(ThreadPoolExecutor(4, "everystep-digest"))
+    digest = _digesters[0].map if len(pieces) > 1 else map
     return xxhash.xxh3_64_intdigest(b"".join(digest(xxhash.xxh3_64_digest, pieces)))
 
 

@@ -64,6 +64,8 @@ class Expander:
         self, sparse: Sparse, stored: memoryview, ranges: Ranges, device: torch.device
     ) -> Callable[[], torch.Tensor]:
         checked(sparse, stored, ranges)
+        if not sparse.words:
+            return partial(torch.zeros, sparse.bytes, dtype=torch.uint8, device=device)
         self._staging = self._staging or Staging(device)
         there = []
         for data in (

@@ -56,11 +56,13 @@ class TwinAdvance:
         told = [self._step(call, payload) for call, payload in calls]
         if base is not None:
             self._keep_the_rest(base)
-        self._make_slots(told)  # the optimizer made them before its kernel skipped the step
         steps = [
             step._replace(gradients=np.zeros_like(step.gradients)) if _skips(*call) else step
             for step, call in zip(told, calls, strict=True)
         ]
+        # Adam made its slots before its kernel skipped the step. So did SGD, but torch leaves them unfilled:
+        # nobody could redo that, and fingerprints see to it
+        self._make_slots(told if self._rule == "adam" else steps)
         for dtype, places in self._places.items():
             rows = self._rows(places, base)
             own = [step._replace(gradients=step.gradients[places]) for step in steps]

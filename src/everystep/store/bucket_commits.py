@@ -62,6 +62,7 @@ class CommitWriter:
         self._bucket, self._run, self._manifest = bucket, run, manifest
         self._epoch, self._token = manifest.epoch, manifest.token
         self._number: int | None = None  # of our newest commit; None: the epoch is not claimed yet
+        self.tags: tuple[Tag, ...] = ()  # that the bucket knows
 
     @property
     def claimed(self) -> bool:
@@ -72,14 +73,14 @@ class CommitWriter:
         for _ in range(_TRIES):
             numbers = commit_numbers(self._bucket)
             newest = read_newest(self._bucket) if numbers else None
+            self.tags = newest.tags if newest else ()
             if newest is not None and self._is_ours(newest):
                 self._number = newest.number
                 return
             self._check(run, newest)
             before = newest.manifests if newest else ()
-            tags = newest.tags if newest else ()
             claim = (*before, claiming(self._manifest, before))
-            if self._put(max(numbers, default=0) + 1, run, claim, tags):
+            if self._put(max(numbers, default=0) + 1, run, claim, self.tags):
                 return
         raise StoreError(f"claim epoch {self._epoch} in {self._bucket.url}: others keep committing")
 
@@ -135,7 +136,7 @@ class CommitWriter:
         commit = Commit(number, run, self._epoch, self._token, manifests, tags)
         if not self._bucket.create(commit_path(number), pack_document("commit", commit)):
             return False
-        self._number = number
+        self._number, self.tags = number, tags
         return True
 
     def _fenced(self, why: str) -> Fenced:

@@ -48,8 +48,12 @@ def _fetch_index(bucket: Bucket, candidate: Candidate, folder: Path) -> None:
 
 
 def _write_manifests(commit: Commit, folder: Path) -> None:
-    """Oldest first: until the newest is there, what counted before goes on counting."""
+    """Oldest first: until the newest is there, what counted before goes on counting. Tags before all
+    of them: a base that they pin is never without them."""
     ensure_run(folder, commit.run)
+    for tag in commit.tags:
+        make_dirs(folder / layout.TAGS, below=folder)
+        write_document(layout.tag_path(folder, tag.name), pack_document("tag", tag))
     for manifest in sorted(commit.manifests, key=lambda m: m.epoch):
         make_dirs(layout.epoch_dir(folder, manifest.epoch), below=folder)
         write_manifest(folder, manifest)
@@ -130,10 +134,6 @@ class Fetcher:
                 self.bytes += size
 
     def manifests(self, commit: Commit) -> None:
-        """And the tags, before: a base that they pin is never without them."""
-        for tag in commit.tags:
-            make_dirs(self._run / layout.TAGS, below=self._run)
-            write_document(layout.tag_path(self._run, tag.name), pack_document("tag", tag))
         _write_manifests(commit, self._run)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from everystep.errors import CorruptData
+from everystep.errors import CorruptData, StoreError
 from everystep.format.base import Manifest, Point, RunDocument, StoredFile, Tag
 from everystep.format.commit import only_present
 from everystep.store import layout
@@ -85,19 +85,20 @@ class BaseShipper:
     def _tags(self) -> tuple[Tag, ...]:
         try:
             return tuple(Tag(name, c.epoch, c.entry) for name, c in read_tags(self._run).items())
-        except CorruptData:  # retention says so; what the bucket knows of them stays
-            return self._committed[1]
+        except (StoreError, OSError):  # retention says so; what the bucket knows of them stays
+            return self._commits.tags if self._commits else ()
 
     def turn(self) -> None:
         """Bring the bucket to what counts here now; when it raises, what the bucket names is still there."""
-        own, tags = read_manifest(self._run, self._epoch), self._tags()
-        if own is None or (own, tags) == self._done:
+        own = read_manifest(self._run, self._epoch)
+        if own is None or (own, self._tags()) == self._done:
             return  # whatever changes here changes our own manifest, or a tag
         check_fence(self._run, self._epoch)
         tier = read_tier(self._run)
         self._commits = self._commits or CommitWriter(self._bucket, self._run, own)
         if not self.claimed:
             self._commits.claim(tier.run)
+        tags = self._tags()
         if not tier.candidates:
             return
         there = self._bucket.listing("epochs")

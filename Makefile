@@ -19,7 +19,7 @@ demo: setup  ## train a small GPT, kill it, compare every bit
 	$(BIN)/everystep demo
 
 test: setup  ## everything that needs no GPU
-	$(BIN)/python -m pytest --numprocesses 3 --dist worksteal  # most of a test is waiting
+	$(BIN)/python -m pytest --numprocesses 4 --dist worksteal  # most of a test is waiting
 
 check: setup  ## style, types, import rules
 	$(BIN)/ruff format --check src tests

@@ -1,6 +1,6 @@
 """SIGKILL and SIGSTOP of the shadow: training goes on, and something valid can always be restored.
 
-EVERYSTEP_SHADOW_KILLS says how many kills (6 by default, 50 for the full run), EVERYSTEP_SEED repeats.
+EVERYSTEP_SHADOW_KILLS says how many kills (4 by default, 50 for the full run), EVERYSTEP_SEED repeats.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .jobs import Job, read_journal, train
 from .nursery import Nursery
 from .processes import shadows, wait_until
 
-KILLS = int(os.environ.get("EVERYSTEP_SHADOW_KILLS", "6"))
+KILLS = int(os.environ.get("EVERYSTEP_SHADOW_KILLS", "4"))
 SEED = int(os.environ.get("EVERYSTEP_SEED", random.SystemRandom().randrange(1 << 30)))
 RING_SLOTS_MAX = 128
 

@@ -2,7 +2,7 @@
 
 Half of the kills come from outside after a random delay, half strike at a named place: in backward,
 in the optimizer, in the middle of a slot, while a base is written, while attach resumes.
-EVERYSTEP_KILLS says how many (12 by default, 200 for the full run), EVERYSTEP_SEED repeats a run.
+EVERYSTEP_KILLS says how many (8 by default, 200 for the full run), EVERYSTEP_SEED repeats a run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .instants import IN_ATTACH, IN_LOOP, PLACES
 from .jobs import OPTIMIZERS, read_journal
 from .nursery import WAIT_SECONDS, Nursery
 
-KILLS = int(os.environ.get("EVERYSTEP_KILLS", "12"))
+KILLS = int(os.environ.get("EVERYSTEP_KILLS", "8"))
 SEED = int(os.environ.get("EVERYSTEP_SEED", random.SystemRandom().randrange(1 << 30)))
 ENDLESS = 1_000_000
 JOBS = list(OPTIMIZERS)

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from everystep.core.census import Census
+from everystep.errors import UnknownVersion
+from everystep.format import log as log_format
 from everystep.format.base import Point
 from everystep.format.log import BLOCK_BYTES, LoggedRecord, census_digest
 from everystep.store import layout
@@ -39,3 +41,17 @@ def test_every_length(first: bytes, tmp_path: Path) -> None:
     found = LogReader(tmp_path, lineage, Point(1, 0), CENSUS)
     assert found.problems == []
     assert [bytes(record.body) for record in found.records] == bodies
+
+
+def test_a_segment_of_a_newer_everystep_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Passing it over would lose steps that are there."""
+    layout.epoch_dir(tmp_path, 1).mkdir(parents=True)
+    with monkeypatch.context() as newer:
+        newer.setattr(log_format, "_VERSION", 3)
+        writer = LogWriter(tmp_path, RUN_ID, 1, census_digest(CENSUS))
+        writer.append([LoggedRecord(1, 0, memoryview(b"body"))])
+        writer.close()
+    with pytest.raises(UnknownVersion, match="version 3"):
+        LogReader(tmp_path, Lineage(RUN_ID, [], [], ((1, None),)), Point(1, 0), CENSUS)

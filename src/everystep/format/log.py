@@ -16,7 +16,7 @@ import msgspec
 import xxhash
 
 from everystep.core.census import Census
-from everystep.errors import CorruptData
+from everystep.errors import CorruptData, UnknownVersion
 
 BLOCK_BYTES = 4096
 _MAGIC = 0x474F4C5045545345  # "ESTEPLOG"
@@ -63,6 +63,11 @@ def unpack_segment_header(data: memoryview, where: str) -> SegmentHeader:
     *fields, checksum = _SEGMENT.unpack_from(data)
     if xxhash.xxh3_64_intdigest(_SEGMENT.pack(*fields, 0)) != checksum or fields[0] != _MAGIC:
         raise CorruptData(f"read {where}: its header does not check out")
+    if fields[1] > _VERSION:
+        raise UnknownVersion(
+            f"read {where}: format version {fields[1]}, this everystep knows up to {_VERSION}",
+            hint="upgrade everystep to the version that wrote this run",
+        )
     if fields[1] != _VERSION:
         raise CorruptData(f"read {where}: version {fields[1]}, expected {_VERSION}")
     return SegmentHeader(fields[2].rstrip(b"\0").decode(), *fields[3:])

@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 
 _YIELD_SECONDS = 120.0
 _SUCCESSOR_SECONDS = 1.0
+_CHECKERS = 4  # threads: nobody trains yet
 
 
 class FoundTensor(NamedTuple):
@@ -206,7 +207,7 @@ def _read(
     """A base and the log behind it, read and checked at the same time."""
     with ThreadPoolExecutor(1, "everystep-log") as beside:
         behind = beside.submit(LogReader, run, lineage, candidate.point, index.census, until)
-        return BaseReader(run, index), behind.result()
+        return BaseReader(run, index, threads=_CHECKERS), behind.result()
 
 
 def _found_base(

@@ -31,7 +31,6 @@ from everystep.store.commit import crash_point, make_dirs, sync_dir, write_block
 from everystep.store.mapped import map_file
 from everystep.store.runs import Candidate
 
-_CHECKERS = 4
 _CHECKED_BYTES = 32 << 20  # a whole number of chunks
 
 
@@ -178,10 +177,9 @@ def read_index(run: Path, candidate: Candidate) -> BaseIndex:
 class BaseReader:
     """An open base: every file mapped, every chunk checked before the first byte is given out."""
 
-    def __init__(self, run: Path, index: BaseIndex) -> None:
+    def __init__(self, run: Path, index: BaseIndex, *, threads: int = 1) -> None:
         self.index = index
-        # who opens a base waits for it
-        self._views = [open_checked(run, file, threads=_CHECKERS) for file in index.files]
+        self._views = [open_checked(run, file, threads=threads) for file in index.files]
         for tensor in index.tensors:
             if tensor.at + tensor.bytes > index.files[tensor.file].bytes:
                 raise CorruptData(f"base {index.step}: a tensor ends behind its file")

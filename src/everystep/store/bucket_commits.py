@@ -97,9 +97,7 @@ class CommitWriter:
         if newest.epoch > self._epoch or known is None or known.token != newest.token:
             raise self._fenced(f"an epoch {newest.epoch} that is not of this directory owns it")
 
-    def commit(
-        self, run: RunDocument, manifests: Sequence[Manifest], tags: Sequence[Tag] = ()
-    ) -> None:
+    def commit(self, run: RunDocument, manifests: Sequence[Manifest], tags: Sequence[Tag]) -> None:
         for _ in range(_TRIES):
             self.check_fence()
             assert self._number is not None

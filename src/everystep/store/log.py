@@ -8,7 +8,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from everystep.core.census import Census
-from everystep.errors import CorruptData, StoreError
+from everystep.errors import CorruptData, StoreError, UnknownVersion
 from everystep.format.base import Point
 from everystep.format.log import (
     Chain,
@@ -148,6 +148,8 @@ class LogReader:
                         return False
                     self.records.append(record)
                     self.end = Point(epoch, record.step)
+            except UnknownVersion:
+                raise  # whoever passed it over would lose steps that are there
             except StoreError as error:  # a torn end: what comes behind it follows, or does not
                 self.problems.append(str(error))
         return True

@@ -80,7 +80,8 @@ class BaseShipper:
 
     @property
     def has_all_tags(self) -> bool:
-        return self._tags() == self._done[1]
+        """Tags go with bases: before the first of them there is nothing to wait for."""
+        return self.newest is None or self._tags() == self._done[1]
 
     def _tags(self) -> tuple[Tag, ...]:
         try:

@@ -295,19 +295,9 @@ class Recorder:
     # ------------------------------------------------------------------ asking and ending
 
     def ask(self, request: Request, timeout_seconds: float) -> Answer:
-        """Ask the shadow, noticing within two seconds if it dies meanwhile."""
         if self.connection is None:
             raise ShadowLost(f"run {self.path}: no shadow at the moment ({self.problem})")
-        deadline = time.monotonic() + timeout_seconds
-        while True:
-            patience = max(0.1, min(2.0, deadline - time.monotonic()))
-            try:
-                return self.connection.shadow.ask(request, timeout_seconds=patience)
-            except LaneTimeout:
-                if not self.connection.shadow.alive:
-                    raise ShadowLost(f"run {self.path}: the shadow died") from None
-                if time.monotonic() >= deadline:
-                    raise
+        return self.connection.shadow.ask(request, timeout_seconds=timeout_seconds)
 
     def finish(self) -> None:
         """Make everything durable and let the shadow go."""

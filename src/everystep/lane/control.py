@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import zmq
 
 from everystep.core.census import Census
-from everystep.errors import LaneTimeout
+from everystep.errors import LaneTimeout, ShadowLost
 from everystep.format.base import SessionValues
+
+_LOOK_SECONDS = 1.0  # between two looks whether the shadow still lives
+_LAST_WORDS_MS = 200  # an answer that a shadow gave before it left is read after it left
 
 
 class AskStatus(msgspec.Struct, frozen=True, tag="status"):
@@ -158,21 +165,40 @@ class NoticeBoard:
             self._socket.send(self.answer)
 
 
-def ask(address: str, request: Request, *, timeout_seconds: float) -> Answer:
-    """One bounded question to a shadow."""
+def ask(
+    address: str,
+    request: Request,
+    *,
+    timeout_seconds: float,
+    alive: Callable[[], bool] = lambda: True,
+) -> Answer:
+    """One bounded question to a shadow, given up early once `alive` says that it is gone.
+
+    It is asked once, however long the answer takes: a shadow that leaves after its answer would answer
+    the first of two equal questions, which nobody waits for any more.
+    """
     if isinstance(request, AskStatus) and not request.exact:
         address = board_of(address)
+    what = f"ask shadow at {address} for {type(request).__name__[3:].lower()}"
+    deadline = time.monotonic() + timeout_seconds
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.REQ)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.RECONNECT_IVL, 10)
     try:
         socket.connect(address)
         socket.send(msgspec.msgpack.encode(request))
-        if not socket.poll(int(timeout_seconds * 1000)):
-            raise LaneTimeout(
-                f"ask shadow at {address} for {type(request).__name__[3:].lower()}: "
-                f"no answer in {timeout_seconds:g} s"
-            )
+        while not socket.poll(_milliseconds(min(_LOOK_SECONDS, deadline - time.monotonic()))):
+            if not alive() and not socket.poll(_LAST_WORDS_MS):
+                folder = Path(address.removeprefix("ipc://")).parent
+                raise ShadowLost(
+                    f"{what}: it died before it answered", hint=f"see {folder / 'shadow.log'}"
+                )
+            if time.monotonic() >= deadline:
+                raise LaneTimeout(f"{what}: no answer in {timeout_seconds:g} s")
         return msgspec.msgpack.decode(socket.recv(), type=Answer)
     finally:
         socket.close()
+
+
+def _milliseconds(seconds: float) -> int:
+    return max(0, math.ceil(1000 * seconds))

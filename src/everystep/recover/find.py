@@ -14,7 +14,6 @@ from everystep.core.census import Census
 from everystep.core.events import Seal
 from everystep.errors import (
     EverystepError,
-    LaneTimeout,
     StepUnavailable,
     StoreError,
     UnknownVersion,
@@ -117,7 +116,12 @@ def _card_after(card: ShadowCard, folder: Path) -> ShadowCard | None:
 
 def _from_shadow(card: ShadowCard, problems: list[str]) -> Found | None:
     try:
-        answer = _ask_to_yield(card)
+        answer = control.ask(
+            card.control,
+            control.AskYield(),
+            timeout_seconds=_YIELD_SECONDS,
+            alive=lambda: is_alive(card),
+        )
         if answer.holding is None:
             problems.append(f"shadow {card.pid}: {answer.error}")
             return None
@@ -147,16 +151,6 @@ def _from_shadow(card: ShadowCard, problems: list[str]) -> Found | None:
         holding=holding,
         memory=memory,
     )
-
-
-def _ask_to_yield(card: ShadowCard) -> control.Answer:
-    deadline = time.monotonic() + _YIELD_SECONDS
-    while True:
-        try:
-            return control.ask(card.control, control.AskYield(), timeout_seconds=2)
-        except LaneTimeout:
-            if not is_alive(card) or time.monotonic() >= deadline:
-                raise
 
 
 def _from_store(

@@ -39,7 +39,8 @@ class ShadowHandle:
         return is_readable(self._pidfd, seconds)
 
     def ask(self, request: Request, *, timeout_seconds: float) -> Answer:
-        return ask(self.control, request, timeout_seconds=timeout_seconds)
+        """Ask, noticing within a second if it dies meanwhile."""
+        return ask(self.control, request, timeout_seconds=timeout_seconds, alive=lambda: self.alive)
 
     def close(self) -> None:
         os.close(self._pidfd)

@@ -18,6 +18,7 @@ from everystep import native
 from everystep.capture.census import take_census
 from everystep.native import TARGET
 from everystep.replay import choose as choose_module
+from everystep.replay import selfcheck
 from everystep.replay.choose import _known, choose
 from everystep.replay.passes import Rows, Step, run_pass
 from everystep.replay.selfcheck import Probe, awkward, device_powers, differences, drift
@@ -57,8 +58,16 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     ],
 }
 CASES = [(name, group) for name, twin in TWINS.items() for group in VARIANTS[twin.rule]]
-BY_HAND = [(n, g) for n, g in CASES if TWINS[n].dtype == "float32" and not g.get("amsgrad")]
+BY_HAND = [  # numpy has not the roots of MKL
+    (name, group)
+    for name, group in CASES
+    if TWINS[name].dtype == "float32" and TWINS[name].dialect != "mkl" and not group.get("amsgrad")
+]
 STEPS = 7
+KNOWN_ROOTS = pytest.mark.skipif(
+    native.library() is None or not selfcheck._cpu_roots(),
+    reason="torch takes square roots of another kind on this processor",
+)
 
 
 def powers_of(group: dict[str, Any]) -> Powers:
@@ -143,8 +152,12 @@ def adam_by_hand(
         w = w * f32(1 - lr * decay)
     weight = f32(1 - beta1)
     m = fma(weight, g - m, m) if weight < 0.5 else fma(-(g - m), f32(1) - weight, g)
-    v = fma(f32(1 - beta2), g * g, v * f32(beta2))
     root = (1 - beta2**t) ** 0.5
+    if dialect == "cpu":
+        v = fma(f32(1 - beta2) * g, g, v * f32(beta2))
+        below = np.sqrt(v) / f32(root) + f32(group["eps"])
+        return w + (f32(-(lr / (1 - beta1**t))) * m) / below, m, v
+    v = fma(f32(1 - beta2), g * g, v * f32(beta2))
     scaled = np.sqrt(v) * f32(1 / root) if dialect == "single" else np.sqrt(v) / f32(root)
     return fma(f32(-(lr / (1 - beta1**t))), m / (scaled + f32(group["eps"])), w), m, v
 
@@ -191,6 +204,60 @@ def test_sgd_on_the_cpu_is_redone_bit_for_bit(group: dict[str, Any]) -> None:
     assert found == {"sgd-cpu-float32": 0}
 
 
+@KNOWN_ROOTS
+@pytest.mark.parametrize("group", VARIANTS["adam"])
+@pytest.mark.parametrize("rate", ["number", "tensor", "foreach"])
+def test_adam_on_the_cpu_is_redone_bit_for_bit(group: dict[str, Any], rate: str) -> None:
+    kind = torch.optim.AdamW if group["decoupled_weight_decay"] else torch.optim.Adam
+    settings = {k: v for k, v in group.items() if k != "decoupled_weight_decay"}
+    if rate == "tensor":
+        settings["lr"] = torch.tensor(group["lr"])
+    build = partial(kind, **settings, foreach=rate == "foreach")
+    probe = Probe(sizes=(1, 3, 1023, 70_001), steps=9)
+    found = differences(build, torch.device("cpu"), torch.float32, probe)
+    assert list(found.values()) == [0], found
+    assert choose(build([torch.nn.Parameter(torch.ones(3))])).twins == {
+        "float32": next(iter(found))
+    }
+
+
+@KNOWN_ROOTS
+def test_roots_as_torch_takes_them() -> None:
+    """Of numbers of every size, also where a correction would vanish."""
+    source = np.random.default_rng(5)
+    exponents = np.arange(255, dtype=np.uint32).repeat(257) << 23
+    numbers = exponents | source.integers(1 << 23, size=len(exponents), dtype=np.uint32)
+    special = np.array([0.0, -0.0, np.inf, -1.0, np.nan, 1e-45], f32)
+    second = torch.from_numpy(np.concatenate([numbers.view(f32), special]))
+    first, value, gradient = torch.ones_like(second), second * 0.5, torch.zeros_like(second)
+    parameter = torch.nn.Parameter(value.clone())
+    parameter.grad = gradient.clone()
+    optimizer = torch.optim.Adam([parameter], lr=0.1, eps=0.0)
+    state = {"step": torch.tensor(1.0), "exp_avg": first.clone(), "exp_avg_sq": second.clone()}
+    optimizer.state[parameter] = state
+    optimizer.step()
+    targets = np.zeros(1, TARGET)
+    targets[0]["value"], targets[0]["count"] = value.data_ptr(), value.numel()
+    targets[0]["slots"][:2] = [first.data_ptr(), second.data_ptr()]
+    none = np.zeros(1, np.int64)
+    step = Step(np.array([gradient.data_ptr()], np.uint64), optimizer.param_groups)
+    twin = TWINS[choose(optimizer).twins["float32"]]
+    run_pass(twin, Rows(targets, none, none + 1, none == 1), [step], {}, 1)
+    theirs = (parameter.detach(), state["exp_avg"], state["exp_avg_sq"])
+    for mine, their in zip((value, first, second), theirs, strict=True):
+        same = (mine.view(torch.int32) == their.view(torch.int32)) | (mine.isnan() & their.isnan())
+        assert same.all(), (mine[~same][:5], their[~same][:5])
+    assert value.isfinite().sum() > 0.9 * len(value)
+
+
+def test_roots_of_another_kind_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    _known.clear()
+    monkeypatch.setattr(selfcheck, "_cpu_roots", lambda: "")
+    chosen = choose(torch.optim.Adam([torch.nn.Parameter(torch.ones(3))]))
+    _known.clear()
+    assert chosen.twins == {} and "no twin gives the bits" in chosen.why
+
+
 def test_a_wrong_twin_is_noticed() -> None:
     """The check that chooses a twin can fail: these round differently."""
     optimizer = torch.optim.Adam([torch.nn.Parameter(torch.ones(3))])
@@ -209,7 +276,10 @@ def test_what_has_no_twin_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "no twin" in choose(torch.optim.RMSprop(parameters)).why
     groups = [{"params": []}, {"params": parameters}]  # nothing to decay, say
     assert "no twin" in choose(torch.optim.RMSprop(groups)).why
-    assert "no twin gives the bits" in choose(torch.optim.AdamW(parameters)).why
+    narrow = [torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))]
+    assert "no twin gives the bits" in choose(torch.optim.AdamW(narrow)).why
+    odd = torch.optim.AdamW(parameters, lr=torch.tensor(0.1, dtype=torch.bfloat16))
+    assert "a learning rate of another type" in choose(odd).why
     native.library.cache_clear()
     monkeypatch.setenv("EVERYSTEP_NATIVE", "0")
     assert choose(torch.optim.SGD(parameters)).why == "the twins were not compiled"

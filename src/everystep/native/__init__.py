@@ -32,6 +32,7 @@ def library() -> ctypes.CDLL | None:
         loaded = ctypes.CDLL(str(path))
         address, count, number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
         loaded.everystep_replay.argtypes = [number, address, count, address, count, number]
+        loaded.everystep_mkl_roots.argtypes = [address, count]
         loaded.everystep_copy.argtypes = [address, count, number]
         loaded.everystep_digest.argtypes = [address, count, number]
         loaded.everystep_count.argtypes = [address, count, count, count, count, address, number]
@@ -56,6 +57,15 @@ def replay(twin: int, targets: np.ndarray, steps: np.ndarray, threads: int) -> N
     code = loaded.everystep_replay(twin, targets.ctypes.data, count, steps.ctypes.data, k, threads)
     if code:
         raise ValueError(f"replay: there is no twin {twin}")
+
+
+def mkl_roots(numbers: np.ndarray) -> np.ndarray:
+    """Square roots of float32 as a twin takes them where torch has them from MKL."""
+    loaded = library()
+    assert loaded is not None
+    found = np.array(numbers, np.float32)
+    loaded.everystep_mkl_roots(found.ctypes.data, found.size)
+    return found
 
 
 def copy(rows: list[tuple[int, int, int]], threads: int) -> bool:

@@ -1,13 +1,13 @@
 /* The rules of rules.h as loops, compiled once for each kind of processor: TARGET says for which one, NAMED
  * how its functions are called. */
 
-#define ADAM(name, dtype, dialect) \
+#define ADAM(name, block, ...) \
     TARGET static void NAMED(name)(float *w, float **s, const float *g, int64_t n, const Step *step) { \
         switch (step->flags & (AMSGRAD | DECOUPLED)) { \
-        case AMSGRAD | DECOUPLED: adam_block(w, s[0], s[1], s[2], g, n, step, dtype, dialect, 1, 1); break; \
-        case AMSGRAD: adam_block(w, s[0], s[1], s[2], g, n, step, dtype, dialect, 0, 1); break; \
-        case DECOUPLED: adam_block(w, s[0], s[1], s[2], g, n, step, dtype, dialect, 1, 0); break; \
-        default: adam_block(w, s[0], s[1], s[2], g, n, step, dtype, dialect, 0, 0); \
+        case AMSGRAD | DECOUPLED: block(w, s[0], s[1], s[2], g, n, step, __VA_ARGS__, 1, 1); break; \
+        case AMSGRAD: block(w, s[0], s[1], s[2], g, n, step, __VA_ARGS__, 0, 1); break; \
+        case DECOUPLED: block(w, s[0], s[1], s[2], g, n, step, __VA_ARGS__, 1, 0); break; \
+        default: block(w, s[0], s[1], s[2], g, n, step, __VA_ARGS__, 0, 0); \
         } \
     }
 
@@ -18,16 +18,46 @@
         else sgd_block(w, s[0], g, n, step, dtype, dialect, 1, 0); \
     }
 
-ADAM(adam_foreach, FLOAT32, FOREACH)
-ADAM(adam_single, FLOAT32, SINGLE)
-ADAM(adam_fused, FLOAT32, FUSED)
-ADAM(adam_foreach_bfloat16, BFLOAT16, FOREACH)
-ADAM(adam_single_bfloat16, BFLOAT16, SINGLE)
-ADAM(adam_fused_bfloat16, BFLOAT16, FUSED)
+TARGET static void NAMED(roots)(float *x, int64_t count) {
+    for (int64_t i = 0; i < count; i++) x[i] = sqrtf(x[i]);
+}
+
+/* torch takes the roots of float32 tensors from MKL, which on processors with AVX-512 makes them of the chip's
+ * estimate of 1 / sqrt(x) and one correction: one in 160 is a last bit too small. */
+TARGET static void NAMED(mkl_roots)(float *x, int64_t count) {
+#ifdef HAS_ESTIMATE
+    for (int64_t i = 0; i < count; i += 16) {
+        const __mmask16 here = count - i < 16 ? (__mmask16)((1u << (count - i)) - 1) : 0xffff;
+        const __m512 from = _mm512_maskz_loadu_ps(here, x + i), half = _mm512_set1_ps(0.5f);
+        /* tiny ones are scaled, so that what the correction needs does not vanish */
+        const __mmask16 tiny = _mm512_cmp_ps_mask(from, _mm512_set1_ps(0x1p-64f), _CMP_LT_OQ);
+        const __m512 a = _mm512_mask_mul_ps(from, tiny, from, _mm512_set1_ps(0x1p96f));
+        const __m512 estimate = _mm512_rsqrt14_ps(a);
+        __m512 root = _mm512_mul_ps(a, estimate);
+        root = _mm512_fmadd_ps(_mm512_fnmadd_ps(root, root, a), _mm512_mul_ps(estimate, half), root);
+        root = _mm512_mask_mul_ps(root, tiny, root, _mm512_set1_ps(0x1p-48f));
+        /* 0, infinity, no number */
+        const __mmask16 usual = _mm512_cmp_ps_mask(from, _mm512_setzero_ps(), _CMP_GT_OQ)
+                                & _mm512_cmp_ps_mask(from, _mm512_set1_ps(INFINITY), _CMP_LT_OQ);
+        _mm512_mask_storeu_ps(x + i, here, _mm512_mask_blend_ps(usual, _mm512_sqrt_ps(from), root));
+    }
+#else
+    NAMED(roots)(x, count);
+#endif
+}
+
+ADAM(adam_foreach, adam_block, FLOAT32, FOREACH)
+ADAM(adam_single, adam_block, FLOAT32, SINGLE)
+ADAM(adam_fused, adam_block, FLOAT32, FUSED)
+ADAM(adam_foreach_bfloat16, adam_block, BFLOAT16, FOREACH)
+ADAM(adam_single_bfloat16, adam_block, BFLOAT16, SINGLE)
+ADAM(adam_fused_bfloat16, adam_block, BFLOAT16, FUSED)
 SGD(sgd_ops, FLOAT32, FOREACH)
 SGD(sgd_cpu, FLOAT32, CPU)
 SGD(sgd_ops_bfloat16, BFLOAT16, FOREACH)
 SGD(sgd_fused_bfloat16, BFLOAT16, FUSED)
+ADAM(adam_cpu, adam_cpu_block, NAMED(roots))
+ADAM(adam_mkl, adam_cpu_block, NAMED(mkl_roots))
 #undef ADAM
 #undef SGD
 
@@ -67,12 +97,13 @@ TARGET static void NAMED(prepare)(float *to, const float *from, const float *res
 }
 
 static const Kit NAMED(kit) = {
-    NAMED(widen), NAMED(narrow), NAMED(prepare), NAMED(canonical),
+    NAMED(widen), NAMED(narrow), NAMED(prepare), NAMED(canonical), NAMED(mkl_roots),
     {
         {NAMED(adam_foreach), FLOAT32, 0, 1}, {NAMED(adam_single), FLOAT32, 0, 1}, {NAMED(adam_fused), FLOAT32, 0, 1},
         {NAMED(adam_foreach_bfloat16), BFLOAT16, 1, 1}, {NAMED(adam_single_bfloat16), BFLOAT16, 1, 1},
         {NAMED(adam_fused_bfloat16), BFLOAT16, 0, 1},
         {NAMED(sgd_ops), FLOAT32, 0, 1}, {NAMED(sgd_cpu), FLOAT32, 0, 0},
         {NAMED(sgd_ops_bfloat16), BFLOAT16, 1, 1}, {NAMED(sgd_fused_bfloat16), BFLOAT16, 0, 1},
+        {NAMED(adam_cpu), FLOAT32, 0, 0}, {NAMED(adam_mkl), FLOAT32, 0, 0},
     },
 };

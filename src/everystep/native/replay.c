@@ -7,6 +7,9 @@
  * k queued steps pass over the state once, in blocks that stay in the cache. An element depends on nothing
  * but its own past, so no result depends on k, the block size or the number of threads.
  */
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
@@ -45,13 +48,14 @@ typedef struct {
     int one_nan; /* whatever NaN comes out is the one of a CUDA chip */
 } Twin;
 
-#define TWINS 10
+#define TWINS 12
 typedef struct {
     void (*widen)(float *to, const uint16_t *from, int64_t count);
     void (*narrow)(uint16_t *to, const float *from, int64_t count);
     void (*prepare)(float *to, const float *from, const float *w, int64_t count, const Step *step,
                     int rounds, int run);
     void (*canonical)(float *x, int64_t count);
+    void (*mkl_roots)(float *x, int64_t count);
     Twin twins[TWINS];
 } Kit;
 
@@ -70,6 +74,7 @@ typedef struct {
 
 #define TARGET __attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")))
 #define NAMED(name) name##_avx512
+#define HAS_ESTIMATE
 #include "kernels.h"
 #endif
 
@@ -173,3 +178,6 @@ int everystep_replay(int which, const Target *targets, int64_t count, const Step
     }
     return 0;
 }
+
+/* Square roots in place, as the twins of MKL's take them: for whoever wants to know whether torch does. */
+void everystep_mkl_roots(float *x, int64_t count) { best_kit()->mkl_roots(x, count); }

@@ -74,6 +74,33 @@ INLINE void adam_block(float *restrict w, float *restrict m, float *restrict v, 
     }
 }
 
+/* as `linear`, but for the sign of a zero */
+INLINE float linear_cpu(float from, float to, float weight) {
+    return fabsf(weight) < 0.5f ? fmaf(weight, to - from, from) : fmaf(weight - 1.0f, to - from, to);
+}
+
+/* torch on a CPU multiplies in another order. Square roots come a block at a time: whose they are is the
+ * caller's choice. */
+INLINE void adam_cpu_block(float *restrict w, float *restrict m, float *restrict v, float *restrict largest,
+                           const float *restrict g, int64_t count, const Step *step,
+                           void (*take_roots)(float *x, int64_t count), const int decoupled, const int amsgrad) {
+    const double *n = step->number;
+    const float decay = (float)n[DECAY], step_size = (float)n[LR], beta2 = (float)n[BETA2];
+    const float bias2 = (float)n[BIAS2], eps = (float)n[EPS];
+    const float weight1 = (float)n[WEIGHT1], weight2 = (float)n[WEIGHT2];
+    _Alignas(64) float root[BLOCK];
+    for (int64_t i = 0; i < count; i++) {
+        m[i] = linear_cpu(m[i], g[i], weight1);
+        root[i] = v[i] = fmaf(weight2 * g[i], g[i], v[i] * beta2);
+        if (amsgrad) root[i] = largest[i] = largest[i] != largest[i] || largest[i] > v[i] ? largest[i] : v[i];
+    }
+    take_roots(root, count);
+    for (int64_t i = 0; i < count; i++) {
+        float value = decoupled ? w[i] * decay : w[i];
+        w[i] = value + (step_size * m[i]) / (root[i] / bias2 + eps);
+    }
+}
+
 /* ------------------------------------------------------------------ SGD */
 
 INLINE void sgd_block(float *restrict w, float *restrict momentum, const float *restrict g, int64_t count,

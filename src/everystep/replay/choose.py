@@ -14,6 +14,7 @@ from everystep.replay.tensors import dtype_name
 from everystep.replay.twins import is_ordinary, rule_of
 
 _BOUND_STEPS = 20
+_RATES = (torch.float32, torch.float64)
 _known: dict[Any, set[str]] = {}  # a choice holds for a process: its device and torch stay
 
 
@@ -67,6 +68,9 @@ def _unfit(optimizer: torch.optim.Optimizer, path: str) -> str:
         return "the CPU's fused kernel rounds the ends of tensors in another way"
     if not all(is_ordinary(group) for group in optimizer.param_groups):
         return "capturable, differentiable or with tensors for betas"
+    rates = [group["lr"] for group in optimizer.param_groups]
+    if any(isinstance(lr, torch.Tensor) and lr.dtype not in _RATES for lr in rates):
+        return "a learning rate of another type than float32 or float64"
     return ""
 
 
@@ -74,10 +78,9 @@ def _twin(optimizer: torch.optim.Optimizer, device: torch.device, dtype: torch.d
     """The one that is equal for every param group."""
     left: set[str] | None = None
     for group in optimizer.param_groups:
-        settings = {k: v for k, v in group.items() if k not in ("params", "initial_lr")}
-        settings["lr"] = float(settings["lr"])
+        settings = _settings(group)
         # the probe changes the learning rate as it goes: a schedule does not make it another one
-        key = (type(optimizer), device, dtype, repr({**settings, "lr": None}))
+        key = (type(optimizer), device, dtype, repr({**settings, "lr": _kind(settings["lr"])}))
         if key not in _known:
             build = partial(_rebuilt, type(optimizer), settings)
             found = differences(build, device, dtype, Probe())
@@ -94,8 +97,7 @@ def _bound(optimizer: torch.optim.Optimizer) -> str:
     parameter = group["params"][0]
     if parameter.device.type == "cpu":
         return ""
-    settings = {k: v for k, v in group.items() if k not in ("params", "initial_lr")}
-    settings["lr"] = float(settings["lr"])
+    settings = {**_settings(group), "lr": float(group["lr"])}
     there = partial(_rebuilt, type(optimizer), settings)
     here = partial(_rebuilt, type(optimizer), on_cpu(settings))
     probe = Probe(steps=_BOUND_STEPS)
@@ -104,6 +106,19 @@ def _bound(optimizer: torch.optim.Optimizer) -> str:
     except (RuntimeError, TypeError, ValueError) as error:
         return f"; how far the CPU gets from it could not be measured ({error})"
     return f"; after {probe.steps} steps on the CPU a value was off by up to {far:.1e} of itself"
+
+
+def _settings(group: dict[str, Any]) -> dict[str, Any]:
+    """What the group was made with; the probe changes a learning rate, and a tensor is the user's own."""
+    return {
+        k: v.detach().clone() if isinstance(v, torch.Tensor) else v
+        for k, v in group.items()
+        if k not in ("params", "initial_lr")
+    }
+
+
+def _kind(lr: Any) -> str:
+    return f"{lr.dtype} {lr.device} {lr.dim()}" if isinstance(lr, torch.Tensor) else "number"
 
 
 def _rebuilt(

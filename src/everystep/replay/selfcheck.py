@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from everystep.native import TARGET
+from everystep.native import TARGET, mkl_roots
 from everystep.replay.optimizers import step_unseen
 from everystep.replay.passes import Rows, Step, run_pass
 from everystep.replay.tensors import dtype_name
@@ -56,12 +56,24 @@ def _awkward(count: int, seed: int) -> torch.Tensor:
 
 
 def candidates(rule: str, dtype: str, device: torch.device) -> list[Twin]:
-    on_cpu = device.type == "cpu"
-    return [
-        twin
-        for twin in TWINS.values()
-        if (twin.rule, twin.dtype) == (rule, dtype) and on_cpu == (twin.dialect == "cpu")
-    ]
+    same = [twin for twin in TWINS.values() if (twin.rule, twin.dtype) == (rule, dtype)]
+    if device.type == "cpu":
+        own = _cpu_roots() if rule == "adam" else "cpu"
+        return [twin for twin in same if twin.dialect == own]
+    return [twin for twin in same if twin.dialect not in ("cpu", "mkl")]
+
+
+@cache
+def _cpu_roots() -> str:
+    """The dialect whose square roots are torch's on this processor, "" if there is none. Few differ, and a
+    probe may have none of those: so roots of every size are compared."""
+    exponents = np.arange(255, dtype=np.uint32).repeat(512) << 23
+    fractions = np.random.default_rng(0).integers(1 << 23, size=len(exponents), dtype=np.uint32)
+    numbers = (exponents | fractions).view(np.float32)
+    torchs = torch.from_numpy(numbers).sqrt().numpy()
+    if np.array_equal(torchs, np.sqrt(numbers)):
+        return "cpu"
+    return "mkl" if np.array_equal(torchs, mkl_roots(numbers)) else ""
 
 
 def device_powers(betas: Iterable[float], device: torch.device) -> Powers | None:
@@ -168,7 +180,11 @@ class _Mirror:
         return f"{self._twin.rule}-{self._twin.dialect}-{self._twin.dtype}"
 
     def step(self, group: dict[str, Any], gradients: list[torch.Tensor]) -> None:
-        plain = {k: float(v) if isinstance(v, torch.Tensor) else v for k, v in group.items()}
+        plain = {
+            k: v.cpu().numpy().flat[0] if isinstance(v, torch.Tensor) else v
+            for k, v in group.items()
+            if k != "params"
+        }
         addresses = np.array([g.data_ptr() for g in gradients], np.uint64)
         self._waiting.append(Step(addresses, [plain]))
         self._alive.append(gradients)

@@ -45,6 +45,8 @@ _ORDER = (
     ("sgd", "cpu", "float32"),
     ("sgd", "ops", "bfloat16"),
     ("sgd", "fused", "bfloat16"),
+    ("adam", "cpu", "float32"),
+    ("adam", "mkl", "float32"),
 )
 TWINS = {"-".join(names): Twin(number, *names) for number, names in enumerate(_ORDER)}
 
@@ -105,14 +107,16 @@ def _sgd(
 def _adam(
     twin: Twin, values: list[float], group: Mapping[str, Any], time: int, powers: Powers
 ) -> Flag:
-    """torch computes these in double precision; each is rounded once."""
-    lr, (beta1, beta2) = float(group["lr"]), group["betas"]
+    """torch computes these in double precision and each is rounded once. But a learning rate that is a tensor
+    of float32, here a number of numpy's, makes torch round after every operation that it takes part in."""
+    lr, (beta1, beta2) = group["lr"], group["betas"]
+    kind = f32 if isinstance(lr, np.float32) else float
     root = (1 - beta2**time) ** 0.5
-    values[_LR] = -(lr / (1 - beta1**time))
+    values[_LR] = -float(lr / kind(1 - beta1**time))
     values[_BETA2], values[_EPS] = beta2, group["eps"]
     values[_BIAS2] = 1 / root if twin.dialect == "single" else root
     values[_WEIGHT1], values[_WEIGHT2] = 1 - beta1, 1 - beta2
-    return _decay(values, group, decoupled=1 - lr * float(group["weight_decay"]))
+    return _decay(values, group, decoupled=float(kind(1) - lr * kind(group["weight_decay"])))
 
 
 def _adam_fused(

@@ -169,8 +169,8 @@ def _groups(encoded: bytes) -> list[dict[str, Any]]:
 
 
 def _number(tag: str, payload: Any) -> Any:
-    """A learning rate may be a tensor of one element: its value counts here."""
+    """A learning rate may be a tensor of one element: its value counts here, and its type."""
     if tag != "tensor":
         return payload
     name, shape, data, _ = payload
-    return float(np.frombuffer(data, name)[0]) if math.prod(shape) == 1 else None
+    return np.frombuffer(data, name)[0] if math.prod(shape) == 1 else None

@@ -32,7 +32,7 @@ class Clock:
         return [before.elapsed_time(after) / 1e3 for before, after in pairs]
 
 
-def timed(cuda: bool, turn: Callable[[], None], goes_on: Callable[[int], bool]) -> list[float]:
+def timed(cuda: bool, turn: Callable[[], object], goes_on: Callable[[int], bool]) -> list[float]:
     """Seconds of each turn, as long as `goes_on(turns so far)`."""
     if cuda:
         torch.cuda.synchronize()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import random
 import statistics
 import tempfile
 import time
@@ -24,12 +25,11 @@ from everystep.bench.gpt import Training
 from everystep.errors import EverystepError
 from everystep.session import Run
 from everystep.store.probe import measure_disk
-from everystep.store.runs import newest_manifest
 from everystep.tune.choose import Choice, choose
 from everystep.tune.measured import Measured, machine_of
 
 _PATIENCE_SECONDS = 300.0
-_LOOK_EVERY = 4
+_LOOK_SECONDS = (0.2, 0.6)
 _WRITES = 4  # of the log for each base: they are shorter
 _BASES = {"durable_every": 12, "durable_log": 0}
 _LOG = {"durable_every": "1h", "durable_log": 4}
@@ -93,7 +93,9 @@ class _Bench:
     def __init__(self, training: Training, place: Path, steps: int) -> None:
         self._training, self._place, self._steps = training, place, steps
         self._runs = 0
-        self._written: dict[int, float] = {}  # when each base was, by its step
+        self._spans: set[tuple[float, float]] = set()  # when each base was written
+        self._look_at = 0.0
+        self._chance = random.Random(0)
         for _ in range(3):
             training.step()
 
@@ -119,13 +121,11 @@ class _Bench:
         if options is None:
             return _Window(self._timed(None), [])
         with self._attached(name, options) as run:
-            self._written = {}
+            self._spans = set()
             seconds = self._timed(run)
             ended = time.time()
-            self._look_for_bases(run)
-            write_seconds = run.status()["measured"]["base_write_seconds"]
-            spans = [(end - write_seconds, end) for end in self._written.values()]
-            return _Window(seconds, seconds_lost(seconds, ended, spans))
+            self._look(run)
+            return _Window(seconds, seconds_lost(seconds, ended, sorted(self._spans)))
 
     @contextmanager
     def _attached(self, name: str, options: dict[str, Any]) -> Iterator[Run]:
@@ -138,10 +138,8 @@ class _Bench:
             yield run
 
     def _until(self, run: Run, reached: Callable[[dict[str, Any]], bool]) -> None:
-        deadline, count = time.monotonic() + _PATIENCE_SECONDS, 0
-        while count % _LOOK_EVERY or not reached(run.status()):
-            self._turn(run)
-            count += 1
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while not (self._turn(run) and reached(run.status())):
             if time.monotonic() > deadline:
                 raise EverystepError(
                     f"bench tune: not ready to measure within {_PATIENCE_SECONDS:.0f} s",
@@ -152,17 +150,21 @@ class _Bench:
         cuda = self._training.device.type == "cuda"
         return timed(cuda, lambda: self._turn(run), lambda count: count < self._steps)
 
-    def _turn(self, run: Run | None) -> None:
+    def _turn(self, run: Run | None) -> bool:
+        """A step. Now and then, never in step with bases, the shadow is asked what it wrote: True."""
         self._training.step()
-        if run is not None:
-            run.seal()
-            if run.step % _LOOK_EVERY == 0:
-                self._look_for_bases(run)
+        if run is None:
+            return False
+        run.seal()
+        if time.monotonic() < self._look_at:
+            return False
+        self._look_at = time.monotonic() + self._chance.uniform(*_LOOK_SECONDS)
+        self._look(run)
+        return True
 
-    def _look_for_bases(self, run: Run) -> None:
-        """Before retention drops them."""
-        manifest = newest_manifest(run.path)
-        self._written |= {entry.step: entry.time for entry in manifest.bases} if manifest else {}
+    def _look(self, run: Run) -> None:
+        if span := run.status()["written_between"]:
+            self._spans.add(tuple(span))
 
 
 def _by_windows(windows: dict[str, list[_Window]]) -> Felt:

@@ -61,5 +61,6 @@ def describe_store(persister: Persister, log: LogKeeper | None, shipper: Shipper
         "durable_write_bytes_per_second": state.write_bytes_per_second,
         "durable_bytes_per_day": total * _DAY_SECONDS / elapsed,
         "writing": persister.busy,
+        "written_between": persister.spans.ended,
         "bucket": shipper.describe(state, step),
     }

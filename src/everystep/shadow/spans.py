@@ -22,6 +22,12 @@ class Spans:
         if self._spans:
             self._spans[-1] = (self._spans[-1][0], time.time_ns())
 
+    @property
+    def ended(self) -> tuple[float, float] | None:
+        """The newest one that is over, in seconds."""
+        over = [span for span in list(self._spans) if span[1] != _STILL]
+        return (over[-1][0] / 1e9, over[-1][1] / 1e9) if over else None
+
     def meet(self, begin_ns: int, end_ns: int) -> bool:
         """Whether the writer was at work at any time between the two."""
         return any(begin < end_ns and end > begin_ns for begin, end in self._spans)

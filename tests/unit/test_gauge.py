@@ -159,3 +159,15 @@ def test_a_machine_that_becomes_slower_is_not_the_writers_doing() -> None:
             scene.bases = (scene.bases[0] + 1, scene.bases[1] + pace)
         scene.step(pace, basing=number % 20 == 19)
     assert scene.gauge.base_share_felt < 1 / CORES * 2 / 30 + 0.005  # the prior alone
+
+
+def test_the_last_few_spans_are_told_once_they_are_over() -> None:
+    spans = Spans()
+    assert spans.ended == []
+    for _ in range(12):
+        spans.begin()
+        spans.end()
+    spans.begin()
+    told = spans.ended
+    assert len(told) == 8 and told == sorted(told)
+    assert all(begin <= end <= time.time() for begin, end in told)

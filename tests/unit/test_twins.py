@@ -3,9 +3,8 @@ on how many steps a pass does, on threads, or on where a tensor is cut."""
 
 from __future__ import annotations
 
-import os
-import signal
-import time
+import subprocess
+import sys
 from functools import partial
 from typing import Any
 
@@ -279,7 +278,11 @@ def test_what_has_no_twin_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     narrow = [torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))]
     assert "no twin gives the bits" in choose(torch.optim.AdamW(narrow)).why
     odd = torch.optim.AdamW(parameters, lr=torch.tensor(0.1, dtype=torch.bfloat16))
-    assert "a learning rate of another type" in choose(odd).why
+    assert "a tensor of another type" in choose(odd).why
+    scalar = [torch.nn.Parameter(torch.tensor(2.0))]
+    wide_rate = torch.tensor(0.1, dtype=torch.float64)
+    assert "without dimensions" in choose(torch.optim.AdamW(scalar, lr=wide_rate)).why
+    assert "signs zeros" in choose(torch.optim.Adam(parameters, betas=(0.0, 0.9))).why
     native.library.cache_clear()
     monkeypatch.setenv("EVERYSTEP_NATIVE", "0")
     assert choose(torch.optim.SGD(parameters)).why == "the twins were not compiled"
@@ -317,23 +320,31 @@ def test_defaults_of_the_user_do_not_disturb_the_choice(device: str, dtype: torc
         torch.set_default_dtype(before)
 
 
-def test_a_fork_of_the_trainer_may_choose_too() -> None:
-    """Threads do not survive a fork, and whoever waits for them waits for ever."""
+_CHOOSE_THEN_FORK = """
+import os, signal, sys, torch
+from everystep.replay.choose import _known, choose
+kind = getattr(torch.optim, sys.argv[1])
+torch.set_num_threads(2)
+choose(kind([torch.nn.Parameter(torch.ones(3))]))
+assert torch.get_num_threads() == 2
+child = os.fork()
+if not child:
+    signal.alarm(60)
     _known.clear()
-    choose(torch.optim.SGD([torch.nn.Parameter(torch.ones(3))], momentum=0.5))
-    _known.clear()
-    child = os.fork()
-    if not child:
-        torch.set_num_threads(1)
-        choose(torch.optim.SGD([torch.nn.Parameter(torch.ones(3))], momentum=0.5))
-        os._exit(0)
-    until = time.monotonic() + 30
-    while not (ended := os.waitpid(child, os.WNOHANG)[0]) and time.monotonic() < until:
-        time.sleep(0.05)
-    if not ended:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-    assert ended, "the child hangs"
+    torch.ones(1 << 20).sqrt()  # as a worker of the user's would, with threads
+    choose(kind([torch.nn.Parameter(torch.ones(3))]))
+    os._exit(0)
+signal.alarm(30)
+sys.exit(os.waitpid(child, 0)[1])
+"""
+
+
+@pytest.mark.parametrize("kind", ["SGD", "AdamW"])
+def test_a_fork_of_the_trainer_computes_and_chooses_too(kind: str) -> None:
+    """Threads do not survive a fork, and whoever waits for them waits for ever: choosing starts none."""
+    command = [sys.executable, "-c", _CHOOSE_THEN_FORK, kind]
+    done = subprocess.run(command, start_new_session=True, timeout=120, check=False)
+    assert done.returncode == 0, "the child hangs"
 
 
 def test_a_twin_stands_for_the_code_that_it_was_compared_with() -> None:

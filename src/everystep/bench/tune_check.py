@@ -163,8 +163,7 @@ class _Bench:
         return True
 
     def _look(self, run: Run) -> None:
-        if span := run.status()["written_between"]:
-            self._spans.add(tuple(span))
+        self._spans |= {tuple(span) for span in run.status().get("written_between", ())}
 
 
 def _by_windows(windows: dict[str, list[_Window]]) -> Felt:

@@ -9,12 +9,12 @@ import torch
 
 from everystep.native import library
 from everystep.replay.optimizers import on_cpu
-from everystep.replay.selfcheck import Probe, device_powers, differences, drift
+from everystep.replay.selfcheck import Probe, device_powers, differences, drift, in_one_thread
 from everystep.replay.tensors import dtype_name
 from everystep.replay.twins import is_ordinary, rule_of
 
 _BOUND_STEPS = 20
-_RATES = (torch.float32, torch.float64)
+_SETTINGS = ("lr", "weight_decay", "eps", "momentum", "dampening")
 _known: dict[Any, set[str]] = {}  # a choice holds for a process: its device and torch stay
 
 
@@ -26,6 +26,11 @@ class Choice(NamedTuple):
 
 def choose(optimizer: torch.optim.Optimizer) -> Choice:
     """A twin for every dtype among the parameters, each equal in every bit that was compared."""
+    with in_one_thread():
+        return _choose(optimizer)
+
+
+def _choose(optimizer: torch.optim.Optimizer) -> Choice:
     path = f"{type(optimizer).__module__}:{type(optimizer).__qualname__}"
     reason = _unfit(optimizer, path)
     if reason:
@@ -55,7 +60,8 @@ def _encoded_powers(betas: frozenset[float], device: torch.device) -> dict[float
 
 
 def _unfit(optimizer: torch.optim.Optimizer, path: str) -> str:
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    groups = optimizer.param_groups
+    parameters = [p for group in groups for p in group["params"]]
     if library() is None:
         return "the twins were not compiled"
     if rule_of(path) is None:
@@ -64,13 +70,31 @@ def _unfit(optimizer: torch.optim.Optimizer, path: str) -> str:
         return "parameters of several devices, or of one that was never looked at"
     if not all(p.is_floating_point() for p in parameters):
         return "parameters of several devices or kinds"
-    if parameters[0].device.type == "cpu" and any(g.get("fused") for g in optimizer.param_groups):
-        return "the CPU's fused kernel rounds the ends of tensors in another way"
-    if not all(is_ordinary(group) for group in optimizer.param_groups):
+    if not all(is_ordinary(group) for group in groups):
         return "capturable, differentiable or with tensors for betas"
-    rates = [group["lr"] for group in optimizer.param_groups]
-    if any(isinstance(lr, torch.Tensor) and lr.dtype not in _RATES for lr in rates):
-        return "a learning rate of another type than float32 or float64"
+    on_cpu = parameters[0].device.type == "cpu"
+    return (_unfit_on_cpu(groups) if on_cpu else "") or _unfit_tensors(groups)
+
+
+def _unfit_on_cpu(groups: list[dict[str, Any]]) -> str:
+    """What torch computes in another way in the last elements of a tensor: a probe may miss that."""
+    if any(group.get("fused") for group in groups):
+        return "the CPU's fused kernel rounds the ends of tensors in another way"
+    if any(group.get("betas", (1.0,))[0] == 0 for group in groups):
+        return "with a first beta of 0 the CPU signs zeros at the ends of tensors in another way"
+    return ""
+
+
+def _unfit_tensors(groups: list[dict[str, Any]]) -> str:
+    """Settings may be tensors, and torch computes with those in ways of their own."""
+    tensors = [v for g in groups for k, v in g.items() if k in _SETTINGS and torch.is_tensor(v)]
+    if any(t.dtype not in (torch.float32, torch.float64) for t in tensors):
+        return "a setting that is a tensor of another type than float32 or float64"
+    scalars = any(p.dim() == 0 for group in groups for p in group["params"])
+    if scalars and any(t.dtype is torch.float64 for t in tensors):
+        return "a setting that is a tensor of float64 and a parameter without dimensions"
+    if any(torch.is_tensor(g["lr"]) and g["lr"].is_cuda and not g.get("fused") for g in groups):
+        return "a learning rate on the device, for a kernel that is not fused"
     return ""
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
@@ -27,7 +28,18 @@ class Probe(NamedTuple):
     sizes: Sequence[int] = (1, 3, 1023, 4096)
     steps: int = 6
     per_pass: int = 4
-    threads: int = 1  # a thread pool of the trainer's would not survive its forks
+    threads: int = 1
+
+
+@contextmanager
+def in_one_thread() -> Iterator[None]:
+    """Threads that torch starts do not survive a fork of the trainer, whose child would wait for them."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def awkward(count: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
@@ -70,7 +82,8 @@ def _cpu_roots() -> str:
     exponents = np.arange(255, dtype=np.uint32).repeat(512) << 23
     fractions = np.random.default_rng(0).integers(1 << 23, size=len(exponents), dtype=np.uint32)
     numbers = (exponents | fractions).view(np.float32)
-    torchs = torch.from_numpy(numbers).sqrt().numpy()
+    with in_one_thread():
+        torchs = torch.from_numpy(numbers).sqrt().numpy()
     if np.array_equal(torchs, np.sqrt(numbers)):
         return "cpu"
     return "mkl" if np.array_equal(torchs, mkl_roots(numbers)) else ""
@@ -180,11 +193,7 @@ class _Mirror:
         return f"{self._twin.rule}-{self._twin.dialect}-{self._twin.dtype}"
 
     def step(self, group: dict[str, Any], gradients: list[torch.Tensor]) -> None:
-        plain = {
-            k: v.cpu().numpy().flat[0] if isinstance(v, torch.Tensor) else v
-            for k, v in group.items()
-            if k != "params"
-        }
+        plain = {k: _number(v) for k, v in group.items() if k != "params"}
         addresses = np.array([g.data_ptr() for g in gradients], np.uint64)
         self._waiting.append(Step(addresses, [plain]))
         self._alive.append(gradients)
@@ -206,6 +215,13 @@ class _Mirror:
             theirs = [parameter.detach(), *(state[name] for name in self._names)]
             total += sum(_differing(a, b) for a, b in zip(mine, theirs, strict=True))
         return total
+
+
+def _number(value: Any) -> Any:
+    """A tensor of one element becomes a number of its own type, as in the shadow."""
+    if isinstance(value, torch.Tensor) and value.dtype in (torch.float32, torch.float64):
+        return value.cpu().numpy().flat[0] if value.numel() == 1 else None
+    return value
 
 
 def _differing(mine: torch.Tensor, theirs: torch.Tensor) -> int:

@@ -6,6 +6,7 @@ import time
 from collections import deque
 
 _KEPT = 64
+_TOLD = 8
 _STILL = 1 << 63
 
 
@@ -23,10 +24,10 @@ class Spans:
             self._spans[-1] = (self._spans[-1][0], time.time_ns())
 
     @property
-    def ended(self) -> tuple[float, float] | None:
-        """The newest one that is over, in seconds."""
+    def ended(self) -> list[tuple[float, float]]:
+        """The newest few that are over, in seconds."""
         over = [span for span in list(self._spans) if span[1] != _STILL]
-        return (over[-1][0] / 1e9, over[-1][1] / 1e9) if over else None
+        return [(begin / 1e9, end / 1e9) for begin, end in over[-_TOLD:]]
 
     def meet(self, begin_ns: int, end_ns: int) -> bool:
         """Whether the writer was at work at any time between the two."""

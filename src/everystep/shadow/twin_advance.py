@@ -173,4 +173,5 @@ def _number(tag: str, payload: Any) -> Any:
     if tag != "tensor":
         return payload
     name, shape, data, _ = payload
-    return np.frombuffer(data, name)[0] if math.prod(shape) == 1 else None
+    known = name in ("float32", "float64") and math.prod(shape) == 1
+    return np.frombuffer(data, name)[0] if known else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import random
 import signal
@@ -21,7 +20,7 @@ from rich.table import Table
 from everystep.bench.demo_trainer import Job, Line
 from everystep.errors import EverystepError
 
-_WARM_UP_STEPS = 5
+_TURNS = 20  # of each training, the first one to warm up
 _PATIENCE_SECONDS = 300.0
 
 
@@ -33,18 +32,38 @@ class Demo:
         self._steps = steps
         self._console = console
 
-    def train(self, name: str, method: str) -> list[Line]:
-        """One unbroken training."""
-        self._console.print(f"[bold]{name}[/bold]: {self._steps} steps …")
-        job = self._job(name, method)
-        code = self._start(job).wait(_PATIENCE_SECONDS)
-        if code != 0:
-            raise EverystepError(f"demo: the training {name!r} ended with code {code}")
-        lines = _read(job)
-        self._console.print(
-            f"  {_step_seconds(lines) * 1000:.0f} ms a step, loss {_last_loss(lines):.3f}"
-        )
-        return lines
+    def train_in_turns(self, methods: dict[str, str]) -> dict[str, list[Line]]:
+        """Unbroken trainings, a few steps of each at a time: a machine that changes its pace changes it for
+        all of them."""
+        turn = max(1, self._steps // _TURNS)
+        self._console.print(f"{self._steps} steps each, {turn} at a time …")
+        jobs = {name: self._job(name, method, turn) for name, method in methods.items()}
+        processes = {name: self._start(job, stdin=subprocess.PIPE) for name, job in jobs.items()}
+        order = list(jobs)
+        for number in range(-(-self._steps // turn)):
+            for name in order:
+                self._give_turn(processes[name], jobs[name], number + 1)
+            order.reverse()
+        for name, process in processes.items():
+            if process.wait(_PATIENCE_SECONDS) != 0:
+                raise EverystepError(f"demo: {name!r} ended with code {process.returncode}")
+        found = {name: _read(job) for name, job in jobs.items()}
+        for name, lines in found.items():
+            self._console.print(
+                f"  {name}: {1000 * statistics.median(_paces(lines)):.0f} ms a step, "
+                f"loss {_last_loss(lines):.3f}"
+            )
+        return found
+
+    def _give_turn(self, process: subprocess.Popen[bytes], job: Job, number: int) -> None:
+        def waits() -> int:
+            return sum(line.kind == "wait" for line in _read(job))
+
+        _until(lambda: waits() >= number, process, f"that it waits for turn {number}")
+        assert process.stdin is not None
+        process.stdin.write(b".")
+        process.stdin.flush()
+        _until(lambda: waits() > number, process, f"the end of turn {number}")
 
     def train_killed(
         self, name: str, kills: int, step_seconds: float, chance: random.Random
@@ -79,17 +98,18 @@ class Demo:
                 raise EverystepError("demo: the last trainer failed")
         return _read(job), lost, seconds
 
-    def _job(self, name: str, method: str) -> Job:
+    def _job(self, name: str, method: str, turn: int = 0) -> Job:
         folder = self._folder / name.replace(" ", "-")
         folder.mkdir()
-        return Job(method, str(folder), self._steps, str(folder / "log"))
+        return Job(method, str(folder), self._steps, str(folder / "log"), turn)
 
-    def _start(self, job: Job) -> subprocess.Popen[bytes]:
+    def _start(self, job: Job, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "everystep.bench.demo_trainer"]
         environment = {**os.environ, "EVERYSTEP_RUNTIME_DIR": str(self._folder / "runtime")}
         return subprocess.Popen(
             [*command, msgspec.json.encode(job).decode()],
             env=environment,
+            stdin=stdin,
             stdout=subprocess.DEVNULL,
         )
 
@@ -121,26 +141,31 @@ def run_demo(
     console.print(f"a character GPT on Python's own documentation; seed of the kills {seed}")
     with tempfile.TemporaryDirectory(prefix="everystep-demo-") as folder:
         demo = Demo(Path(folder), steps, console)
-        plain = [demo.train("without us", "none")]
-        ours = demo.train("with us", "everystep")
-        saved = demo.train("torch.save every step", "torch.save")
-        plain.append(demo.train("without us again", "none"))
-        base = statistics.mean(_step_seconds(lines) for lines in plain)
-        killed, lost, seconds = demo.train_killed(
-            "with us and killed", kills, base, random.Random(seed)
+        found = demo.train_in_turns(
+            {
+                "without us": "none",
+                "with us": "everystep",
+                "torch.save": "torch.save",
+                "again": "none",
+            }
         )
-    for name, lines in (("without us again", plain[1]), ("with us", ours), ("killed", killed)):
-        if difference := _difference(plain[0], lines):
+        plain, again, ours = found["without us"], found["again"], found["with us"]
+        pace = statistics.median(_paces(plain))
+        killed, lost, seconds = demo.train_killed(
+            "with us and killed", kills, pace, random.Random(seed)
+        )
+    for name, lines in (*found.items(), ("killed", killed)):
+        if difference := _difference(plain, lines):
             console.print(f"[red]{name}: {difference}[/red]")
     figures = {
-        "bit_identical": not any(_difference(plain[0], lines) for lines in (ours, killed)),
+        "bit_identical": not any(_difference(plain, lines) for lines in (ours, killed)),
         "kills": len(lost),
         "steps_lost_max": max(lost, default=0),
-        "overhead_percent": 100 * (_step_seconds(ours) / base - 1),
-        "torch_save_overhead_percent": 100 * (_step_seconds(saved) / base - 1),
+        "overhead_percent": _more_percent(ours, plain, again),
+        "torch_save_overhead_percent": _more_percent(found["torch.save"], plain, again),
         "recover_seconds_median": statistics.median(seconds) if seconds else None,
-        "drift_percent": 100 * (_step_seconds(plain[1]) / _step_seconds(plain[0]) - 1),
-        "step_milliseconds": 1000 * base,
+        "noise_percent": _more_percent(again, plain),
+        "step_milliseconds": 1000 * pace,
         "steps": steps,
         "seed": seed,
     }
@@ -155,7 +180,7 @@ def _table(figures: dict[str, Any]) -> Table:
     rows = [
         ("overhead of everystep, every step", f"{figures['overhead_percent']:+.1f} %"),
         ("overhead of torch.save, every step", f"{figures['torch_save_overhead_percent']:+.1f} %"),
-        ("drift of the machine meanwhile", f"{figures['drift_percent']:+.1f} %"),
+        ("the same for a second training without us", f"{figures['noise_percent']:+.1f} %"),
         ("kill -9 of the trainer", f"{figures['kills']}"),
         ("steps lost per kill, at most", f"{figures['steps_lost_max']}"),
         ("restart to next finished step, median", f"{recover:.1f} s" if recover else "–"),
@@ -197,9 +222,20 @@ def _finished(lines: list[Line]) -> int:
     return max((line.step + 1 for line in lines if line.kind == "step"), default=0)
 
 
-def _step_seconds(lines: list[Line]) -> float:
-    times = [line.time for line in lines if line.kind == "step"][_WARM_UP_STEPS:]
-    return statistics.median(b - a for a, b in itertools.pairwise(times))
+def _paces(lines: list[Line]) -> list[float]:
+    """Seconds a step in every turn, with all that was done until it waited again."""
+    marks = [line for line in lines if line.kind in ("go", "wait")][1:]
+    turns = zip(marks[::2], marks[1::2], strict=True)
+    found = [(wait.time - go.time) / (wait.step - go.step) for go, wait in turns]
+    return found[1:] or found
+
+
+def _more_percent(lines: list[Line], *others: list[Line]) -> float:
+    """Turn by turn: the others lie on both sides of it."""
+    usual: list[float] = [statistics.mean(same) for same in zip(*map(_paces, others), strict=True)]
+    pairs = zip(_paces(lines), usual, strict=True)
+    ratios = [own / other for own, other in pairs]
+    return 100 * (statistics.median(ratios) - 1)
 
 
 def _last_loss(lines: list[Line]) -> float:

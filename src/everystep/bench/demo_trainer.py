@@ -29,12 +29,13 @@ class Job(msgspec.Struct, frozen=True):
     folder: str
     steps: int
     log: str
+    turn: int = 0  # steps until it waits for a byte on its standard input; 0: it never waits
 
 
 class Line(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One line of the log: a beginning, a finished step, or the end."""
+    """One line of the log: a beginning, waiting for a turn, its start, a finished step, or the end."""
 
-    kind: str  # begin | step | end
+    kind: str  # begin | wait | go | step | end
     step: int
     time: float
     loss: str = ""
@@ -58,6 +59,10 @@ def main() -> None:
     with _steps(job, model, optimizer, schedule) as steps:
         first = True
         for step in steps:
+            if job.turn and step % job.turn == 0:
+                say("wait", step)
+                os.read(0, 1)
+                say("go", step)
             if first:
                 say("begin", step)
                 first = False
@@ -70,6 +75,7 @@ def main() -> None:
             say("step", step, loss=float(loss.detach()).hex())
             optimizer.zero_grad()
             schedule.step()
+        say("wait", job.steps)
     say("end", job.steps, digest=_digest(model, optimizer))
 
 

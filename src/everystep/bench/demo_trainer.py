@@ -61,7 +61,8 @@ def main() -> None:
         for step in steps:
             if job.turn and step % job.turn == 0:
                 say("wait", step)
-                os.read(0, 1)
+                if not os.read(0, 1):
+                    sys.exit("demo: nobody gives turns any more")
                 say("go", step)
             if first:
                 say("begin", step)
@@ -88,7 +89,11 @@ def _steps(
 ) -> Iterator[Iterator[int]]:
     if job.method == "everystep":
         with everystep.attach(
-            model, optimizer, run=Path(job.folder) / "run", state={"schedule": schedule}
+            model,
+            optimizer,
+            run=Path(job.folder) / "run",
+            state={"schedule": schedule},
+            idle_exit="1m",  # a demo that was given up leaves nothing behind
         ) as run:
             yield run.steps(job.steps)
     elif job.method == "torch.save":

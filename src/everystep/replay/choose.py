@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -26,12 +27,14 @@ class Choice(NamedTuple):
 
 def choose(optimizer: torch.optim.Optimizer) -> Choice:
     """A twin for every dtype among the parameters, each equal in every bit that was compared."""
-    with in_one_thread():
-        return _choose(optimizer)
-
-
-def _choose(optimizer: torch.optim.Optimizer) -> Choice:
     path = f"{type(optimizer).__module__}:{type(optimizer).__qualname__}"
+    only_cpu = all(p.device.type == "cpu" for g in optimizer.param_groups for p in g["params"])
+    # nothing else that is tried here has torch start threads
+    with in_one_thread() if only_cpu and rule_of(path) == "adam" else nullcontext():
+        return _choose(optimizer, path)
+
+
+def _choose(optimizer: torch.optim.Optimizer, path: str) -> Choice:
     reason = _unfit(optimizer, path)
     if reason:
         return Choice({}, {}, reason + _bound(optimizer))
@@ -72,8 +75,8 @@ def _unfit(optimizer: torch.optim.Optimizer, path: str) -> str:
         return "parameters of several devices or kinds"
     if not all(is_ordinary(group) for group in groups):
         return "capturable, differentiable or with tensors for betas"
-    on_cpu = parameters[0].device.type == "cpu"
-    return (_unfit_on_cpu(groups) if on_cpu else "") or _unfit_tensors(groups)
+    reason = _unfit_on_cpu(groups) if parameters[0].device.type == "cpu" else ""
+    return reason or _unfit_tensors(groups)
 
 
 def _unfit_on_cpu(groups: list[dict[str, Any]]) -> str:

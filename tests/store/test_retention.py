@@ -147,7 +147,7 @@ class StoreModel(RuleBasedStateMachine):
 
 
 TestStore = StoreModel.TestCase
-TestStore.settings = settings(max_examples=12, stateful_step_count=16, deadline=None)
+TestStore.settings = settings(max_examples=12, stateful_step_count=16)
 
 
 def test_nothing_goes_while_the_newest_base_cannot_be_read_back(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def through(method: Method, flat: torch.Tensor) -> torch.Tensor:
     return method.decode(method.encode(flat), len(flat), flat.dtype)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(values, st.floats(0.001, 1), st.sampled_from(DTYPES))
 def test_top_k_keeps_exactly_the_largest(
     numbers: list[float], ratio: float, dtype: torch.dtype
@@ -55,7 +55,7 @@ def test_random_k_depends_on_the_generator_alone(size: int, ratio: float) -> Non
     assert ((kept == flat) | (kept == 0)).all()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(values, st.sampled_from([(INT8, 2**-6), (FP8, 2**-3)]), st.integers(-100, 100))
 def test_blocks_err_by_a_share_of_their_largest(
     numbers: list[float], method: tuple[Method, float], exponent: int

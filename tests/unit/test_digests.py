@@ -18,7 +18,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.float64
 DTYPES += [torch.int32, torch.bool, torch.float8_e5m2]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.integers(0, 70), st.sampled_from(DTYPES)), min_size=1), st.randoms())
 def test_three_ways_to_the_same_digest(shapes: list[Any], chance: random.Random) -> None:
     """torch, C and numpy; and one flipped bit changes it."""

@@ -26,7 +26,7 @@ CENSUS = Census(ATOMS, (OptimizerSpec("", "m:O", Mode.REPLAY, ((0, 1),)),), "exa
 SIZE = gradient_layout(CENSUS, 0).bytes
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.binary(max_size=5000), st.sampled_from([1, 2, 4, 8]), st.integers(1, 3))
 def test_planes_are_lossless(data: bytes, width: int, threads: int) -> None:
     event, chunks = planes.pack_planes(memoryview(data), width, threads)

@@ -40,7 +40,7 @@ def publish(ring: RingWriter, ticket: int, number: int) -> None:
     ring.commit_device(ticket)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.sampled_from(["write", "read", "release"]), max_size=60))
 def test_against_a_queue(actions: list[str]) -> None:
     writer, reader = make()

@@ -20,7 +20,7 @@ PHASES = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(sizes=SIZES, phases=PHASES, data=st.data())
 def test_no_phase_is_overloaded(sizes: list[int], phases: list[Phase], data: st.DataObject) -> None:
     update = data.draw(st.integers(1, len(phases) - 1))

@@ -40,7 +40,7 @@ def _record(
     return census, events, end + AMP_BYTES + align(edit_bytes)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.sampled_from([1, 3, 63, 4096, 262144, 262147, 600001]), min_size=1, max_size=5),
     st.integers(0, 2**32),

@@ -19,8 +19,12 @@ import torch
 from safetensors.torch import load_file, load_model
 
 import everystep
+from everystep.errors import StepUnavailable
+from everystep.format.log import read_heads
 from everystep.recover.diff import widen
 from everystep.replay.tensors import raw_bytes
+from everystep.store import layout
+from everystep.store.mapped import map_file
 from everystep.store.retention import unreferenced
 from everystep.store.runs import newest_manifest, write_manifest
 
@@ -186,8 +190,8 @@ def test_prune_killed_in_the_middle_is_done_by_the_next(
     assert command("verify", path)[1]["ok"] and everystep.restore(path, *build(9)) == 3
 
 
-def test_prune_leaves_the_log_behind_the_newest_base(tmp_path: Path) -> None:
-    path = tmp_path / "run"
+def lose_host(path: Path) -> int:
+    """With bases of steps 0, 2 and 4 and a log of all; returns the last step of that."""
     options = {"durable_log": 1, "durable_every": "1h", "on_lag": "wait", "on_failure": "raise"}
     script = (
         "import os, sys, torch, everystep; sys.path[:0] = sys.argv[2:]\n"
@@ -203,12 +207,36 @@ def test_prune_leaves_the_log_behind_the_newest_base(tmp_path: Path) -> None:
     )
     tests = str(Path(__file__).parents[1])
     subprocess.run([sys.executable, "-c", script, str(path), tests], check=True, timeout=120)
-    reached = command("verify", path)[1]["log_step"]
+    reached: int = command("verify", path)[1]["log_step"]
     assert reached >= 8
+    return reached
+
+
+def test_prune_leaves_the_log_behind_the_newest_base(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    reached = lose_host(path)
     code, done = command("prune", path, "--keep-last", "1")
     assert code == 0 and done["done"] and steps(path) == [4]
     assert command("verify", path)[1]["log_step"] == reached
     assert everystep.restore(path, *build(9)) == reached
+
+
+def test_a_record_that_newer_bases_hold_is_damaged(tmp_path: Path) -> None:
+    """Its step is lost and said to be; what comes behind the next base is not."""
+    path = tmp_path / "run"
+    reached = lose_host(path)
+    heads = [(s, h) for s in layout.segments(path, 1) for h in read_heads(map_file(s), str(s))]
+    segment, head = next((s, h) for s, h in heads if h.step == 3)
+    data = bytearray(segment.read_bytes())
+    data[head.start + head.size // 2] ^= 4
+    segment.write_bytes(data)
+    report = command("verify", path)[1]
+    assert report["ok"] and report["log_step"] == reached
+    assert ["step 3 is damaged" in note for note in report["notes"]] == [True]
+    assert everystep.restore(path, *build(9)) == reached
+    assert everystep.restore(path, *build(9), step=5) == 5
+    with pytest.raises(StepUnavailable):
+        everystep.restore(path, *build(9), step=3)
 
 
 def test_prune_does_not_touch_a_run_that_is_written(tmp_path: Path) -> None:

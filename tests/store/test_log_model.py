@@ -3,6 +3,7 @@ what a dictionary would, and never anything else."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import shutil
@@ -15,12 +16,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from everystep.core.census import Census
-from everystep.errors import Fenced
+from everystep.errors import CorruptData, Fenced
 from everystep.format.base import Point
-from everystep.format.log import LoggedRecord, census_digest
+from everystep.format.log import LoggedRecord, census_digest, read_heads
 from everystep.store import layout, stream
 from everystep.store import log as log_module
 from everystep.store.log import LogReader, LogWriter, drop_old_segments
+from everystep.store.mapped import map_file
 from everystep.store.runs import Lineage
 
 RUN_ID = "ab" * 16
@@ -109,6 +111,17 @@ class LogModel(RuleBasedStateMachine):
         self.held = {s: b for s, b in self.held.items() if s > step}
         self.writer.close()
         drop_old_segments(self.run, self.lineage, step)
+
+    @rule(chance=st.randoms(use_true_random=False))
+    def rot_in_what_the_base_holds(self, chance: random.Random) -> None:
+        """Nobody reads it again."""
+        path = chance.choice(layout.segments(self.run, self.base.epoch) or [None])
+        with contextlib.suppress(CorruptData):
+            for head in read_heads(map_file(path), str(path)) if path else ():
+                if head.step <= self.base.step and head.size:
+                    data = bytearray(path.read_bytes())
+                    data[head.start + chance.randrange(head.size)] ^= 1 + chance.randrange(255)
+                    path.write_bytes(data)
 
     @rule()
     def a_zombie_writes_on(self) -> None:

@@ -105,8 +105,16 @@ class Chain:
         return step, after, size, checksum
 
 
-def read_records(data: memoryview, where: str) -> Iterator[LoggedRecord]:
-    """Records of a segment up to the first one that is not whole; then CorruptData, unless it ends there."""
+class RecordHead(NamedTuple):
+    step: int
+    after: int
+    start: int  # of its body
+    size: int
+    checksum: int
+
+
+def read_heads(data: memoryview, where: str) -> Iterator[RecordHead]:
+    """Of the records of a segment, no body being read, up to one that was not finished: then CorruptData."""
     chain = Chain(unpack_segment_header(data, where))
     at = BLOCK_BYTES
     while at + _RECORD.size <= len(data):
@@ -114,14 +122,24 @@ def read_records(data: memoryview, where: str) -> Iterator[LoggedRecord]:
         if data[at] == 0:
             at = -(-(at + 1) // BLOCK_BYTES) * BLOCK_BYTES
             continue
-        head = bytes(data[at : at + _RECORD.size])
-        told = chain.follows(head)
+        told = chain.follows(bytes(data[at : at + _RECORD.size]))
         start = at + _RECORD.size
         if told is None or start + told[2] > len(data):
             raise CorruptData(f"read {where} at byte {at}: a record that was not finished")
         step, after, size, checksum = told
-        body = data[start : start + size]
-        if body_checksum(body) != checksum:
-            raise CorruptData(f"read {where} at byte {start}: the record of step {step} is damaged")
-        yield LoggedRecord(step, after, body)
+        yield RecordHead(step, after, start, size, checksum)
         at = start + size
+
+
+def read_record(data: memoryview, where: str, head: RecordHead) -> LoggedRecord:
+    body = data[head.start : head.start + head.size]
+    if body_checksum(body) != head.checksum:
+        what = f"the record of step {head.step} is damaged"
+        raise CorruptData(f"read {where} at byte {head.start}: {what}")
+    return LoggedRecord(head.step, head.after, body)
+
+
+def read_records(data: memoryview, where: str) -> Iterator[LoggedRecord]:
+    """Records of a segment up to the first one that is not whole; then CorruptData, unless it ends there."""
+    for head in read_heads(data, where):
+        yield read_record(data, where, head)

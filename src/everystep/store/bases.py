@@ -28,7 +28,7 @@ from everystep.format.base import (
 from everystep.format.document import pack_document, unpack_document
 from everystep.store import layout
 from everystep.store.commit import crash_point, make_dirs, sync_dir, write_blocks
-from everystep.store.mapped import map_file
+from everystep.store.mapped import map_file, read_ahead
 from everystep.store.runs import Candidate
 
 _CHECKED_BYTES = 32 << 20  # a whole number of chunks
@@ -202,7 +202,8 @@ class BaseReader:
 def open_checked(run: Path, file: StoredFile, *, threads: int = 1) -> memoryview:
     """Map a stored file and check its length and every chunk."""
     path = run / file.path
-    view = map_file(path, whole=True)
+    view = map_file(path)
+    read_ahead(view)
     if len(view) != file.bytes or len(file.chunks) != -(-len(view) // CHUNK_BYTES):
         raise CorruptData(f"read {path}: {len(view)} bytes, the index says {file.bytes}")
     if threads == 1 or len(view) <= _CHECKED_BYTES:

@@ -16,12 +16,13 @@ from everystep.format.log import (
     SegmentHeader,
     census_digest,
     pack_segment_header,
-    read_records,
+    read_heads,
+    read_record,
     unpack_segment_header,
 )
 from everystep.store import layout
 from everystep.store.commit import crash_point, make_dirs, sync_dir
-from everystep.store.mapped import map_file
+from everystep.store.mapped import map_file, read_ahead
 from everystep.store.runs import Lineage, check_fence
 from everystep.store.stream import StreamWriter
 
@@ -128,30 +129,41 @@ class LogReader:
         for path, behind in zip_longest(paths, paths[1:]):
             if behind is not None and layout.segment_after(behind) <= self.end.step:
                 continue  # none of its records is newer than what the next segment follows
+            if layout.segment_after(path) >= last:
+                break  # all of its records are newer than what is wanted
             try:
-                data = map_file(path, whole=True)
-                header = unpack_segment_header(data, str(path))
-                if (header.run_id, header.epoch) != (run_id, epoch):
-                    raise CorruptData(f"read {path}: it belongs to another run or epoch")
-                if header.census != self._census:
-                    self.problems.append(f"log {path}: the model or its optimizers had changed")
+                if not self._take(path, run_id, epoch, last):
                     return False
-                for record in read_records(data, str(path)):
-                    if record.step > last:
-                        return True
-                    if record.step <= self.end.step and record.after < self.end.step:
-                        continue  # the base holds it already
-                    if record.after != self.end.step:
-                        self.problems.append(
-                            f"log {path}: step {record.after} is missing, it ends at {self.end.step}"
-                        )
-                        return False
-                    self.records.append(record)
-                    self.end = Point(epoch, record.step)
             except UnknownVersion:
                 raise  # whoever passed it over would lose steps that are there
             except StoreError as error:  # a torn end: what comes behind it follows, or does not
                 self.problems.append(str(error))
+        return True
+
+    def _take(self, path: Path, run_id: str, epoch: int, last: int) -> bool:
+        """The same from one segment. Bodies that the base holds already are not read: they may be damaged."""
+        data = map_file(path)
+        header = unpack_segment_header(data, str(path))
+        if (header.run_id, header.epoch) != (run_id, epoch):
+            raise CorruptData(f"read {path}: it belongs to another run or epoch")
+        if header.census != self._census:
+            self.problems.append(f"log {path}: the model or its optimizers had changed")
+            return False
+        first = True
+        for head in read_heads(data, str(path)):
+            if head.step > last:
+                break
+            if head.step <= self.end.step and head.after < self.end.step:
+                continue
+            if head.after != self.end.step:
+                what = f"step {head.after} is missing, it ends at {self.end.step}"
+                self.problems.append(f"log {path}: {what}")
+                return False
+            if first:
+                read_ahead(data, head.start)
+            first = False
+            self.records.append(read_record(data, str(path), head))
+            self.end = Point(epoch, head.step)
         return True
 
 

@@ -16,9 +16,8 @@ _POPULATE_READ = 22  # MADV_POPULATE_READ, of Linux 5.14
 _libc = ctypes.CDLL(None)
 
 
-def map_file(path: Path, *, whole: bool = False) -> memoryview:
-    """The bytes of a file; writing to them changes nothing but this copy. `whole`: all of them will be wanted
-    soon, so they are read ahead."""
+def map_file(path: Path) -> memoryview:
+    """The bytes of a file; writing to them changes nothing but this copy."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
@@ -27,19 +26,19 @@ def map_file(path: Path, *, whole: bool = False) -> memoryview:
         size = os.fstat(fd).st_size
         if not size:
             return memoryview(b"")
-        view = memoryview(mmap.mmap(fd, size, access=mmap.ACCESS_COPY))
+        return memoryview(mmap.mmap(fd, size, access=mmap.ACCESS_COPY))
     finally:
         os.close(fd)
-    if whole and size > _PIECE_BYTES:
-        _read_ahead(view)
-    return view
 
 
-def _read_ahead(view: memoryview) -> None:
-    """Page faults bring a file in piece by piece, one after the other; a disk gives more to several readers.
-    Where a kernel knows no such call, or the disk fails, whoever looks will see."""
+def read_ahead(view: memoryview, begin: int = 0) -> None:
+    """Of a mapped file, what follows `begin` will be wanted soon. Page faults bring it in piece by piece, one
+    after the other; a disk gives more to several readers. Where a kernel knows no such call, or the disk
+    fails, whoever looks will see."""
+    if len(view) - begin <= _PIECE_BYTES:
+        return
     start = ctypes.addressof(ctypes.c_char.from_buffer(view))
-    pieces = iter(range(0, len(view), _PIECE_BYTES))
+    pieces = iter(range(begin // mmap.PAGESIZE * mmap.PAGESIZE, len(view), _PIECE_BYTES))
 
     def work() -> None:
         for at in pieces:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,7 +30,9 @@ class Report(NamedTuple):
     files: int
     bytes: int
     log_step: int | None  # how far the log goes on behind the newest valid base
-    notes: list[str]  # where the log ends, if not at a whole record: a crash leaves that behind
+    notes: list[
+        str
+    ]  # where it ends before the next base, or not at a whole record, as a crash leaves it
 
 
 Progress = Callable[[int, int], None]  # told bytes done and bytes in all
@@ -82,11 +85,22 @@ def verify_run(
             progress(done, total)
     good = [c for c, listed in indexes if not bad & {file.path for file in listed}]
     valid = [c.entry.step for c in good if c not in elsewhere]
-    newest = next((c for c in lineage.candidates if c.entry.step in valid), None)
-    behind = LogReader(run, lineage, newest.point, censuses[newest.point]) if newest else None
-    logged = behind.end.step if behind and behind.records else None
-    notes = behind.problems if behind else []
+    starts = [(c.point, censuses[c.point]) for c in reversed(lineage.candidates) if c in good]
+    logged, notes = _read_log(run, lineage, starts)
     return Report(problems, len(lineage.candidates), valid, len(files), total, logged, notes)
+
+
+def _read_log(
+    run: Path, lineage: Lineage, starts: list[tuple[Point, Census]]
+) -> tuple[int | None, list[str]]:
+    """From every base to the next one, and behind the newest to its end, as far as that goes."""
+    logged, notes = None, list[str]()
+    for (base, census), following in zip_longest(starts, starts[1:]):
+        until = following[0].step if following else None
+        behind = LogReader(run, lineage, base, census, until)
+        logged = behind.end.step if behind.records and until is None else None
+        notes += behind.problems
+    return logged, list(dict.fromkeys(notes))
 
 
 def _pinned_elsewhere(run: Path, lineage: Lineage, problems: list[str]) -> list[Candidate]:

@@ -98,9 +98,10 @@ def topk() -> Job:
 
 
 def kept_up(training: everystep.Run, step: int) -> None:
-    """A step takes as long as writing that one before it: what is lost is then what was not asked for yet."""
+    """A step takes as long as writing that one before it: what is lost is then what was not asked for yet.
+    Before the first base is written, there is nothing to go on from."""
     deadline = time.monotonic() + 60
-    while (training.status()["durable_step"] or 0) < step:
+    while (done := training.status()["durable_step"]) is None or done < step:
         assert time.monotonic() < deadline, training.status()
         time.sleep(0.002)
 

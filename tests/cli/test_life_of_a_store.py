@@ -194,13 +194,14 @@ def lose_host(path: Path) -> int:
     """With bases of steps 0, 2 and 4 and a log of all; returns the last step of that."""
     options = {"durable_log": 1, "durable_every": "1h", "on_lag": "wait", "on_failure": "raise"}
     script = (
-        "import os, sys, torch, everystep; sys.path[:0] = sys.argv[2:]\n"
+        "import os, sys, time, torch, everystep; sys.path[:0] = sys.argv[2:]\n"
         "from cli.test_life_of_a_store import build\n"
         "model, optimizer = build()\n"
         f"run = everystep.attach(model, optimizer, run=sys.argv[1], keep_last=9, **{options!r})\n"
         "for step in run.steps(20):\n"
         "    if step in (2, 4): run.flush()\n"
-        "    if run.status()['durable_step'] and step >= 9 and run.status()['durable_step'] >= 8:\n"
+        "    if step == 9:\n"
+        "        while run.status()['durable_step'] < 8: time.sleep(0.01)\n"
         "        os.kill(run.status()['pid'], 9); os._exit(0)\n"
         "    model(torch.randint(0, 6, (8,))).mean().backward(); optimizer.step()\n"
         "    optimizer.zero_grad()\n"

@@ -203,7 +203,7 @@ def open_checked(run: Path, file: StoredFile, *, threads: int = 1) -> memoryview
     """Map a stored file and check its length and every chunk."""
     path = run / file.path
     view = map_file(path)
-    read_ahead(view)
+    read_ahead(view, 0, len(view))
     if len(view) != file.bytes or len(file.chunks) != -(-len(view) // CHUNK_BYTES):
         raise CorruptData(f"read {path}: {len(view)} bytes, the index says {file.bytes}")
     if threads == 1 or len(view) <= _CHECKED_BYTES:

@@ -13,6 +13,7 @@ from everystep.format.base import Point
 from everystep.format.log import (
     Chain,
     LoggedRecord,
+    RecordHead,
     SegmentHeader,
     census_digest,
     pack_segment_header,
@@ -136,12 +137,12 @@ class LogReader:
                     return False
             except UnknownVersion:
                 raise  # whoever passed it over would lose steps that are there
-            except StoreError as error:  # a torn end: what comes behind it follows, or does not
+            except StoreError as error:  # what comes behind it follows, or does not
                 self.problems.append(str(error))
         return True
 
     def _take(self, path: Path, run_id: str, epoch: int, last: int) -> bool:
-        """The same from one segment. Bodies that the base holds already are not read: they may be damaged."""
+        """The same from one segment."""
         data = map_file(path)
         header = unpack_segment_header(data, str(path))
         if (header.run_id, header.epoch) != (run_id, epoch):
@@ -149,22 +150,30 @@ class LogReader:
         if header.census != self._census:
             self.problems.append(f"log {path}: the model or its optimizers had changed")
             return False
-        first = True
-        for head in read_heads(data, str(path)):
-            if head.step > last:
-                break
-            if head.step <= self.end.step and head.after < self.end.step:
-                continue
+        wanted = self._wanted(data, path, last)
+        if wanted:
+            read_ahead(data, wanted[0].start, wanted[-1].start + wanted[-1].size)
+        for head in wanted:
             if head.after != self.end.step:
                 what = f"step {head.after} is missing, it ends at {self.end.step}"
                 self.problems.append(f"log {path}: {what}")
                 return False
-            if first:
-                read_ahead(data, head.start)
-            first = False
             self.records.append(read_record(data, str(path), head))
             self.end = Point(epoch, head.step)
         return True
+
+    def _wanted(self, data: memoryview, path: Path, last: int) -> list[RecordHead]:
+        """Bodies that the base holds already are not read: they may be damaged."""
+        found = []
+        try:
+            for head in read_heads(data, str(path)):
+                if head.step > last:
+                    break
+                if head.step > self.end.step or head.after >= self.end.step:
+                    found.append(head)
+        except CorruptData as error:  # a torn end
+            self.problems.append(str(error))
+        return found
 
 
 _FOREVER = 1 << 62

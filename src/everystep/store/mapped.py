@@ -31,14 +31,14 @@ def map_file(path: Path) -> memoryview:
         os.close(fd)
 
 
-def read_ahead(view: memoryview, begin: int = 0) -> None:
-    """Of a mapped file, what follows `begin` will be wanted soon. Page faults bring it in piece by piece, one
-    after the other; a disk gives more to several readers. Where a kernel knows no such call, or the disk
-    fails, whoever looks will see."""
-    if len(view) - begin <= _PIECE_BYTES:
+def read_ahead(view: memoryview, begin: int, end: int) -> None:
+    """These bytes of a mapped file will be wanted soon. Page faults bring them in piece by piece, one after
+    the other; a disk gives more to several readers. Where a kernel knows no such call, or the disk fails,
+    whoever looks will see."""
+    if end - begin <= _PIECE_BYTES:
         return
     start = ctypes.addressof(ctypes.c_char.from_buffer(view))
-    pieces = iter(range(begin // mmap.PAGESIZE * mmap.PAGESIZE, len(view), _PIECE_BYTES))
+    pieces = iter(range(begin // mmap.PAGESIZE * mmap.PAGESIZE, end, _PIECE_BYTES))
 
     def work() -> None:
         for at in pieces:

@@ -30,9 +30,7 @@ class Report(NamedTuple):
     files: int
     bytes: int
     log_step: int | None  # how far the log goes on behind the newest valid base
-    notes: list[
-        str
-    ]  # where it ends before the next base, or not at a whole record, as a crash leaves it
+    notes: list[str]  # what of the log is damaged, missing, or not finished, as a crash leaves it
 
 
 Progress = Callable[[int, int], None]  # told bytes done and bytes in all
@@ -94,7 +92,8 @@ def _read_log(
     run: Path, lineage: Lineage, starts: list[tuple[Point, Census]]
 ) -> tuple[int | None, list[str]]:
     """From every base to the next one, and behind the newest to its end, as far as that goes."""
-    logged, notes = None, list[str]()
+    logged: int | None = None
+    notes: list[str] = []
     for (base, census), following in zip_longest(starts, starts[1:]):
         until = following[0].step if following else None
         behind = LogReader(run, lineage, base, census, until)

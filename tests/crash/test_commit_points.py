@@ -18,10 +18,11 @@ from everystep.errors import Fenced
 from everystep.format.log import census_digest
 from everystep.recover.find import find_newest
 from everystep.store import epoch as epoch_module
+from everystep.store import layout
 from everystep.store.commit import CRASH_POINTS, LOG_CRASH_POINTS
 from everystep.store.epoch import EpochWriter
 from everystep.store.log import LogReader
-from everystep.store.runs import Lineage, Point, read_lineage
+from everystep.store.runs import Lineage, Point, create_run, read_lineage, read_run
 from everystep.store.verify import verify_run
 
 from .writer import CENSUS, SIZES, content, continue_run, snapshot, version_of
@@ -189,3 +190,19 @@ def test_racing_claims_get_different_numbers(tmp_path: Path) -> None:
     numbers = [line.split()[0] for line in lines]
     assert len(numbers) == len(set(numbers)) == 40
     assert len({line.split()[1] for line in lines}) == 1, "two runs were made of one directory"
+
+
+def test_a_run_that_is_created_just_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its document appears while somebody looks for it: no run yet, but not somebody else's folder either."""
+    plain = Path.is_file
+
+    def and_then_it_appears(path: Path) -> bool:
+        there = plain(path)
+        if path == tmp_path / layout.RUN_DOCUMENT and not there:
+            monkeypatch.setattr(Path, "is_file", plain)
+            create_run(tmp_path)
+        return there
+
+    monkeypatch.setattr(Path, "is_file", and_then_it_appears)
+    assert read_run(tmp_path) is None
+    assert read_run(tmp_path) is not None

@@ -44,12 +44,14 @@ class Lineage(NamedTuple):
 def read_run(run: Path) -> RunDocument | None:
     """The run's own document; None if there is no run yet; NotARun if it is somebody else's folder."""
     path = run / layout.RUN_DOCUMENT
+    # looked at first: a document that a shadow writes just now must not pass for somebody else's file
+    names = [entry.name for entry in run.iterdir()] if run.is_dir() else []
     if path.is_file():
         return unpack_document("run", path.read_bytes(), RunDocument, str(path))
     if run.exists() and not run.is_dir():
         raise NotARun(f"open run {run}: it is a file, expected a directory")
     ours = ("epochs", layout.TAGS, layout.TEMPORARY_PREFIX)
-    if run.is_dir() and any(not entry.name.startswith(ours) for entry in run.iterdir()):
+    if any(not name.startswith(ours) for name in names):
         raise NotARun(
             f"open run {run}: the directory holds other files and no {layout.RUN_DOCUMENT}",
             hint="give a new or empty directory as run=",

@@ -1,9 +1,11 @@
-"""What the keeper writes when the replica is given up: a copy that nobody filled must not be filled later."""
+"""What the keeper writes, and when: while memory for a copy is made, and of a replica that is given up."""
 
 from __future__ import annotations
 
 import errno
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +83,10 @@ class Bench:
         publish(self.writer, [EDIT, Rebase((0,), (1,)), seal], b"state at", FLAG_SEALED, 1)
         assert self.intake.take(may_apply=True) and self.intake.whole
 
+    def call(self, step: int) -> None:
+        events = [Call(0, b"", b"\x01", 0, {}), Seal(step, step - 1, b"rng", b"", (), 0)]
+        publish(self.writer, events, bytes(8), FLAG_SEALED, step)
+
 
 def test_a_copy_that_memory_is_refused_for_is_not_needed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -95,6 +101,50 @@ def test_a_copy_that_memory_is_refused_for_is_not_needed(
     assert bench.keeper.wanted is None
     bench.persister.wait()
     assert [c.entry.step for c in read_lineage(tmp_path / "run").candidates] == [1]
+
+
+@pytest.fixture
+def slow_room(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Memory for a copy is made real only once this is set."""
+    go_on = threading.Event()
+    monkeypatch.setattr(copies, "_SMALL_BYTES", 0)
+    monkeypatch.setattr(copies, "populate", lambda *_: go_on.wait(30))
+    yield go_on
+    go_on.set()
+
+
+def test_replay_goes_on_while_memory_for_a_copy_is_made(
+    tmp_path: Path, slow_room: threading.Event
+) -> None:
+    bench = Bench(tmp_path / "run")
+    keeper, intake = bench.keeper, bench.intake
+    for _ in range(2):
+        keeper.persist_if_due(asked=False, last_words=False, moving=True)
+        assert keeper.wanted is None and not keeper.holds_still and not bench.persister.busy
+    bench.call(step=2)
+    assert intake.take(may_apply=True) and intake.step == 2
+    slow_room.set()
+    until = time.monotonic() + 10
+    while keeper.wanted is None and time.monotonic() < until:
+        keeper.persist_if_due(asked=False, last_words=False, moving=True)
+        time.sleep(0.01)
+    assert keeper.wanted is not None and keeper.wanted.snapshot.step == 2
+    bench.call(step=3)
+    assert intake.take(may_apply=True, base=keeper.wanted)
+    keeper.look_after_copy()
+    bench.persister.wait()
+    assert [c.entry.step for c in read_lineage(tmp_path / "run").candidates] == [2]
+
+
+def test_who_asks_for_a_base_does_not_wait_for_memory(
+    tmp_path: Path, slow_room: threading.Event
+) -> None:
+    bench = Bench(tmp_path / "run")
+    bench.keeper.persist_if_due(asked=False, last_words=False, moving=True)
+    bench.keeper.persist_if_due(asked=True, last_words=False, moving=True)
+    bench.persister.wait()
+    assert [c.entry.step for c in read_lineage(tmp_path / "run").candidates] == [1]
+    assert len(bench.persister.spans.ended) == 1, "one base, one span"
 
 
 def test_a_wanted_copy_goes_with_the_replica_that_is_given_up(

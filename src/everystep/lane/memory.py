@@ -81,9 +81,12 @@ def populate(address: int, size: int) -> int:
         return max(pool.map(piece, range(0, size, _POPULATE_PIECE_BYTES)), default=0)
 
 
-def room_for(sources: Sequence[memoryview]) -> list[memoryview]:
-    """Memory for a copy of each, one behind the other; it becomes real when it is written."""
-    memory = fresh(sum(len(source) for source in sources))
+def room_for(sources: Sequence[memoryview], memory: memoryview | None = None) -> list[memoryview]:
+    """Room for a copy of each, one behind the other: in `memory` if they fit, else in memory that becomes
+    real when it is written."""
+    size = sum(len(source) for source in sources)
+    if memory is None or len(memory) < size:
+        memory = fresh(size)
     rooms, at = [], 0
     for source in sources:
         rooms.append(memory[at : at + len(source)])

@@ -3,22 +3,48 @@ on its way; where no pass comes, it is made aside while the replica holds still.
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
 
-from everystep.lane.memory import copy, room_for
+from everystep.lane.memory import address_of, copy, fresh, populate, room_for
 from everystep.shadow.persist import Persister
 from everystep.shadow.replica import Key
 from everystep.store.bases import Snapshot
 
 _PATIENCE_SECONDS = 1.0
+_SMALL_BYTES = 64 << 20  # is cleared in a moment
+
+
+class Room:
+    """Memory for a copy, made real beside the main thread: a pass that has to clear gigabytes on its way
+    takes so long that the ring runs full meanwhile, and training waits."""
+
+    def __init__(self, size: int) -> None:
+        self.memory = fresh(size)
+        self._filler: threading.Thread | None = None
+        if size >= _SMALL_BYTES:
+            filler = threading.Thread(target=self._populate, name="everystep-room", daemon=True)
+            with contextlib.suppress(RuntimeError):  # no thread to be had: a pass makes it real
+                filler.start()
+                self._filler = filler
+
+    def _populate(self) -> None:
+        populate(
+            address_of(self.memory), len(self.memory)
+        )  # what is refused now is made real later
+
+    @property
+    def ready(self) -> bool:
+        return self._filler is None or not self._filler.is_alive()
 
 
 class BaseCopy:
     """Owned by the main thread, except while `aside` runs in the writer's."""
 
-    def __init__(self, snapshot: Snapshot, persister: Persister) -> None:
+    def __init__(self, snapshot: Snapshot, persister: Persister, room: Room | None = None) -> None:
         changed = [t for t in snapshot.tensors if persister.is_new(t, snapshot.census)]
-        rooms = room_for([t.data for t in changed])
+        rooms = room_for([t.data for t in changed], room.memory if room else None)
         targets = {(t.atom, t.slot): room for t, room in zip(changed, rooms, strict=True)}
         self.sources: dict[Key, memoryview] = {(t.atom, t.slot): t.data for t in changed}
         self.targets: dict[Key, memoryview] = targets

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 
 from everystep.core.cadence import base_is_due
 from everystep.lane.host import read_facts
 from everystep.options import Options
-from everystep.shadow.copies import BaseCopy
+from everystep.shadow.copies import BaseCopy, Room
 from everystep.shadow.intake import Intake
 from everystep.shadow.persist import Persister
 from everystep.store.bases import Snapshot, SnapshotTensor
@@ -22,6 +23,7 @@ class Keeper:
         self._intake = intake
         self._persister = persister
         self._writes_in_place = False
+        self._room: Room | None = None  # for the next copy
         self._parted_at: int | None = None
         self.wanted: BaseCopy | None = None  # the next pass over the state should fill it
         self._aside: BaseCopy | None = None  # being filled beside the main thread
@@ -104,15 +106,13 @@ class Keeper:
         failed = bool(state.problem) or log_broken
         if self.has_news and (asked or last_words or due or failed):
             self.wanted = None
-            if (
-                moving
-                and not asked
-                and self._intake.one_pass_redoes_many
-                and self._can_afford_copy()
-            ):
+            copy = moving and self._can_afford_copy()
+            if copy and not asked and not self._room_is_ready():
+                return
+            if copy and not asked and self._intake.one_pass_redoes_many:
                 self.wanted = self._room_for_copy()
             if self.wanted is None:
-                self._start(copy=moving and self._can_afford_copy())
+                self._start(copy=copy)
 
     def _start(self, *, copy: bool) -> None:
         self._aside = self._room_for_copy() if copy else None
@@ -122,10 +122,19 @@ class Keeper:
         else:
             self._persister.start(self._aside.snapshot, before=self._aside.aside)
 
+    def _room_is_ready(self) -> bool:
+        """Have memory made for a copy, and replay go on meanwhile."""
+        if self._room is None:
+            self._persister.spans.begin()  # training may feel it
+            with contextlib.suppress(OSError):  # refused: so will be the copy
+                self._room = Room(self._changed_bytes())
+        return self._room is None or self._room.ready
+
     def _room_for_copy(self) -> BaseCopy | None:
         """None where the kernel refuses the memory: then the replica holds still for the writer."""
+        room, self._room = self._room, None
         try:
-            return BaseCopy(self._snapshot(), self._persister)
+            return BaseCopy(self._snapshot(), self._persister, room)
         except OSError as error:
             log.warning("no_room_for_copy step=%d error=%s", self._intake.step, error)
             return None
@@ -134,10 +143,14 @@ class Keeper:
         replica = self._intake.replica
         return self._persister.version_of(atom, replica.census) != replica.versions[atom]
 
-    def _can_afford_copy(self) -> bool:
+    def _changed_bytes(self) -> int:
         places = self._intake.replica.places.values()
-        changed = sum(place.bytes for place in places if self._changed(place.atom))
-        return changed < read_facts().memory_available_bytes // 2
+        return sum(place.bytes for place in places if self._changed(place.atom))
+
+    def _can_afford_copy(self) -> bool:
+        if self._room is not None:
+            return True
+        return self._changed_bytes() < read_facts().memory_available_bytes // 2
 
     def _snapshot(self) -> Snapshot:
         """The state as it is: views of the replica's own memory."""

@@ -17,7 +17,9 @@ class Spans:
         self._spans: deque[tuple[int, int]] = deque(maxlen=_KEPT)
 
     def begin(self) -> None:
-        self._spans.append((time.time_ns(), _STILL))
+        """From now on, unless it is at work already."""
+        if not self._spans or self._spans[-1][1] != _STILL:
+            self._spans.append((time.time_ns(), _STILL))
 
     def end(self) -> None:
         if self._spans:

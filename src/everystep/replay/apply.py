@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from everystep.core.census import Atom, Census, gradient_layout
+from everystep.core.census import Census, gradient_layout
 from everystep.core.events import Call, unpack_presence
 from everystep.format import values
 from everystep.replay.optimizers import on_cpu, prefer_multi_tensor, step_unseen
-from everystep.replay.tensors import Payload, unpack, view_tensor
+from everystep.replay.tensors import Payload, unpack, view_tensor, view_tensors
 
 
 def apply_call(
@@ -32,24 +32,24 @@ def apply_call(
     set_groups(optimizer, call.groups)
     if quickly:
         prefer_multi_tensor(optimizer)
-    moved = []
     present = unpack_presence(call.presence, len(spec.atoms))
-    rows = zip(spec.atoms, layout.offsets, layout.sizes, present, parameters, strict=True)
-    for atom, offset, size, there, parameter in rows:
+    rows = zip(spec.atoms, layout.offsets, present, parameters, strict=True)
+    moved = [row for row in rows if row[2] and not skip(row[0])]
+    atoms = [(call.at + offset, census.atoms[atom]) for atom, offset, *_ in moved]
+    gradients = view_tensors(payload, ((at, atom.dtype, atom.shape) for at, atom in atoms))
+    for parameter in parameters:
         parameter.grad = None
-        if there and not skip(atom):
-            start = call.at + offset
-            parameter.grad = _gradient(payload[start : start + size], census.atoms[atom], parameter)
-            moved.append(atom)
+    for (*_, parameter), gradient in zip(moved, gradients, strict=True):
+        parameter.grad = _laid_out(gradient, parameter)
     _step(optimizer, call, parameters, payload)
-    return moved
+    return [atom for atom, *_ in moved]
 
 
-def _gradient(data: Payload, atom: Atom, parameter: torch.Tensor) -> torch.Tensor:
-    gradient = view_tensor(data, atom.dtype, atom.shape)
+def _laid_out(gradient: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """Where and as autograd would have it."""
     if gradient.device != parameter.device:
         gradient = gradient.to(parameter.device)
-    if gradient.stride() != parameter.stride():  # as autograd lays it out
+    if gradient.stride() != parameter.stride():
         gradient = torch.empty_like(parameter).detach().copy_(gradient)
     return gradient
 

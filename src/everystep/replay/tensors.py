@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -32,6 +35,27 @@ def view_tensor(data: Payload, dtype: str, shape: tuple[int, ...]) -> torch.Tens
     if not len(data):
         return torch.empty(shape, dtype=_BY_NAME[dtype])
     return torch.frombuffer(data, dtype=_BY_NAME[dtype]).view(shape)
+
+
+def view_tensors(
+    data: Payload, places: Iterable[tuple[int, str, tuple[int, ...]]]
+) -> Iterator[torch.Tensor]:
+    """The same for many: byte, dtype and shape of each. One operation makes one: for hundreds of parameters,
+    a slice and two views each take as long as the step that needs them."""
+    flat: dict[str, torch.Tensor] = {}
+    for at, dtype, shape in places:
+        width = ELEMENT_TYPES[dtype].bytes
+        if dtype not in flat:
+            whole = data[: len(data) // width * width]
+            flat[dtype] = view_tensor(whole, dtype, (len(whole) // width,))
+        start = flat[dtype].storage_offset() + at // width
+        yield flat[dtype].as_strided(shape, _strides(shape), start)
+
+
+@lru_cache(maxsize=1024)
+def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Of a tensor that lies row by row."""
+    return tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
 
 
 def raw_bytes(tensor: torch.Tensor) -> memoryview:

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from everystep.store.layout import TEMPORARY_PREFIX
-from everystep.store.stream import StreamWriter
+from everystep.store.stream import BUFFER_BYTES, DEPTH, StreamWriter
 
 _SYNCS = 5
 _BLOCK_BYTES = 4096
-_WRITE_BYTES = 64 << 20
+_WRITE_BYTES = 128 << 20
 
 
 class Disk(NamedTuple):
@@ -23,7 +23,7 @@ class Disk(NamedTuple):
 
 
 def measure_disk(run: Path) -> Disk:
-    """Writes 64 MiB beside the run's epochs, and removes them again."""
+    """Writes less than 200 MiB beside the run's epochs, and removes them again."""
     with tempfile.TemporaryDirectory(prefix=f"{TEMPORARY_PREFIX}probe-", dir=run) as folder:
         return Disk(_sync_seconds(Path(folder) / "sync"), _rate(Path(folder) / "rate"))
 
@@ -44,13 +44,20 @@ def _sync_seconds(path: Path) -> float:
 
 
 def _rate(path: Path) -> float:
+    """Of what follows the first lap through the buffers: that one makes their memory real."""
     data = memoryview(os.urandom(1 << 20))
-    began = time.perf_counter()
     writer = StreamWriter(path)
     try:
-        while writer.bytes < _WRITE_BYTES:
-            writer.append(data)
+        _append(writer, data, BUFFER_BYTES * DEPTH)
+        writer.drain()
+        began = time.perf_counter()
+        _append(writer, data, _WRITE_BYTES)
         writer.finish()
+        return _WRITE_BYTES / (time.perf_counter() - began)
     finally:
         writer.close()
-    return _WRITE_BYTES / (time.perf_counter() - began)
+
+
+def _append(writer: StreamWriter, data: memoryview, size: int) -> None:
+    for _ in range(size // len(data)):
+        writer.append(data)

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from everystep.errors import CorruptData
 
-_READERS = 4
-_PIECE_BYTES = 8 << 20
+_READERS = 8
+_PIECE_BYTES = 16 << 20
+_WILLNEED = 3
 _POPULATE_READ = 22  # MADV_POPULATE_READ, of Linux 5.14
 _libc = ctypes.CDLL(None)
 
@@ -33,8 +34,8 @@ def map_file(path: Path) -> memoryview:
 
 def read_ahead(view: memoryview, begin: int, end: int) -> None:
     """These bytes of a mapped file will be wanted soon. Page faults bring them in piece by piece, one after
-    the other; a disk gives more to several readers. Where a kernel knows no such call, or the disk fails,
-    whoever looks will see."""
+    the other; a disk gives more to several readers, each of whom asks for a whole piece at once. Where a
+    kernel knows no such call, or the disk fails, whoever looks will see."""
     if end - begin <= _PIECE_BYTES:
         return
     start = ctypes.addressof(ctypes.c_char.from_buffer(view))
@@ -42,8 +43,9 @@ def read_ahead(view: memoryview, begin: int, end: int) -> None:
 
     def work() -> None:
         for at in pieces:
-            size = min(_PIECE_BYTES, len(view) - at)
-            _libc.madvise(ctypes.c_void_p(start + at), ctypes.c_size_t(size), _POPULATE_READ)
+            piece = ctypes.c_void_p(start + at), ctypes.c_size_t(min(_PIECE_BYTES, len(view) - at))
+            for advice in (_WILLNEED, _POPULATE_READ):
+                _libc.madvise(*piece, advice)
 
     for _ in range(_READERS):
         threading.Thread(target=work, name="everystep-read-ahead", daemon=True).start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 
 import pytest
@@ -29,7 +30,7 @@ class Scene:
     def __init__(self) -> None:
         self.gauge = Gauge(CORES)
         self.clock = 1.0
-        self.bases, self.writes = (0, 0.0), (0, 0.0)
+        self.base_seconds = self.log_seconds = 0.0
 
     def step(self, seconds: float = STEP, *, basing: bool = False, logging: bool = False) -> None:
         begin, self.clock = self.clock, self.clock + seconds
@@ -38,18 +39,18 @@ class Scene:
             1000,
             base_spans=Written(begin, self.clock, basing),
             log_spans=Written(begin, self.clock, logging),
-            bases=self.bases,
-            writes=self.writes,
+            base_seconds=self.base_seconds,
+            log_seconds=self.log_seconds,
         )
 
     def base(self, steps: int, seconds: float, write_seconds: float) -> None:
         for _ in range(steps):
             self.step(seconds, basing=True)
-        self.bases = (self.bases[0] + 1, self.bases[1] + write_seconds)
+        self.base_seconds += write_seconds
         self.step()
 
     def write(self, seconds: float, write_seconds: float) -> None:
-        self.writes = (self.writes[0] + 1, self.writes[1] + write_seconds)
+        self.log_seconds += write_seconds
         self.step(seconds, logging=True)
 
 
@@ -83,6 +84,23 @@ def test_writing_that_is_not_felt_costs_nothing_in_the_long_run() -> None:
     assert scene.gauge.base_share_felt < 0.05 / CORES
 
 
+def test_a_steady_machine_is_believed_soon_and_a_noisy_one_later() -> None:
+    """Each base takes half of training's time: a dozen steady ones tell, noisy ones might be chance."""
+    found = []
+    for noise in (0.0, 3.0):
+        scene, chance = Scene(), random.Random(0)
+        for _ in range(12):
+            for _ in range(20):
+                scene.step()
+            felt = 0.5 + noise * chance.uniform(-1, 1)
+            scene.base(5, seconds=(1 + felt) * STEP, write_seconds=5 * STEP)
+        found.append(scene.gauge)
+    steady, noisy = (gauge.base_share_felt for gauge in found)
+    assert steady == pytest.approx(0.5, rel=0.05)
+    seen = found[1]._basing.lost / found[1]._basing.write_seconds
+    assert abs(noisy - 1 / CORES) < 0.8 * abs(seen - 1 / CORES), "it leans on the prior"
+
+
 def test_a_machine_that_is_busy_at_times_is_not_taken_for_a_cost_of_writing() -> None:
     """Others come and go for hundreds of steps: only the steps around a write are compared."""
     scene = Scene()
@@ -92,7 +110,7 @@ def test_a_machine_that_is_busy_at_times_is_not_taken_for_a_cost_of_writing() ->
                 scene.step(load * STEP)
             for _ in range(2):
                 scene.step(load * STEP + 0.01, basing=True)
-            scene.bases = (scene.bases[0] + 1, scene.bases[1] + 0.1)
+            scene.base_seconds += 0.1
             scene.step(load * STEP)
     assert scene.gauge.base_share_felt == pytest.approx(0.2, rel=0.15)
 
@@ -156,7 +174,7 @@ def test_a_machine_that_becomes_slower_is_not_the_writers_doing() -> None:
     for number in range(600):
         pace = STEP * (1 + 0.01 * number)
         if number % 20 == 19:
-            scene.bases = (scene.bases[0] + 1, scene.bases[1] + pace)
+            scene.base_seconds += pace
         scene.step(pace, basing=number % 20 == 19)
     assert scene.gauge.base_share_felt < 1 / CORES * 2 / 30 + 0.005  # the prior alone
 

@@ -166,6 +166,19 @@ def test_what_the_user_fixed_stays() -> None:
     assert choose(MACHINE, 0.5, batch=0).plan.batch == 0
 
 
+def test_a_disk_rests_although_training_feels_nothing_of_it() -> None:
+    """What is told is what is felt; what is chosen is as if a little were."""
+    little = dataclasses.replace(MACHINE, base_share_felt=0.01, log_share_felt=0.01)
+    nothing = dataclasses.replace(MACHINE, base_share_felt=0.0, log_share_felt=0.0)
+    for machine in (little, nothing):
+        for batch in (None, 0):
+            found, expected = choose(machine, 0.5, batch=batch), choose(little, 0.5, batch=batch)
+            assert found.plan == expected.plan
+            assert found.waste.total == pytest.approx(expected.waste.total)
+    assert choose(nothing, 0.5).waste.overhead_percent == 0 < choose(nothing, 0.5).waste.wear
+    assert choose(little, 0.5).waste.overhead_percent > choose(little, 0.5).waste.wear == 0
+
+
 def test_a_small_budget_makes_bases_rarer_and_the_reason_says_so() -> None:
     heavy = dataclasses.replace(MACHINE, base_share_felt=1.0, mtbf_seconds=600)
     tight, loose = choose(heavy, 0.5), choose(heavy, 50)

@@ -1,21 +1,21 @@
 """How fast training goes, and how much slower while something is written: seen from the times of its seals.
 
-A share felt is what training lost, against the quiet steps around it, over how long was written. Until
-enough was seen it leans on a prior: a writer takes one of the cores.
+A share felt is what training lost, against the quiet steps around it, over how long was written. It leans on
+a prior, a writer takes one of the cores, as long as what was seen is less certain than that.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from everystep.shadow.spans import Spans
 
 _QUIET_STEPS_MIN = 16
 _STEPS_MAX = 4096  # then what is old counts half
 _PAUSE = 20.0  # steps that took so many times as long are no steps: somebody evaluates, or saves
-_PRIOR_BASES, _PRIOR_WRITES = 2, 16
+_PRIOR_STRETCHES = 2  # that would have scattered as widely as the prior
 _SHARE_MAX = 2.0  # a writer, and those who copy and hash for it
 _NEIGHBOURS = 8  # quiet steps on each side that the ones between are compared with
 
@@ -27,12 +27,20 @@ class _Pace:
     steps: float = 0.0
     seconds: float = 0.0
     lost: float = 0.0  # seconds beyond the quiet pace of that moment; less than none is noise
-    writes: float = 0.0
-    write_seconds: float = 0.0
+    lost_squares: float = 0.0
+    stretches: float = 0.0  # that `lost` is the sum of
+    write_seconds: float = 0.0  # in those stretches
+    unsettled_seconds: float = 0.0  # written in the stretch that is not over yet
+
+    def settle(self, lost_seconds: float) -> None:
+        self.stretches += 1
+        self.lost += lost_seconds
+        self.lost_squares += lost_seconds**2
+        self.write_seconds += self.unsettled_seconds
 
     def halve(self) -> None:
-        self.steps, self.seconds, self.lost = self.steps / 2, self.seconds / 2, self.lost / 2
-        self.writes, self.write_seconds = self.writes / 2, self.write_seconds / 2
+        for each in fields(self):
+            setattr(self, each.name, getattr(self, each.name) / 2)
 
 
 @dataclass
@@ -46,7 +54,8 @@ class _Stretch:
 
     def settle(self) -> None:
         if quiet := self.before + self.after:
-            self.pace.lost += sum(self.seconds) - len(self.seconds) * statistics.mean(quiet)
+            self.pace.settle(sum(self.seconds) - len(self.seconds) * statistics.mean(quiet))
+        self.pace.unsettled_seconds = 0.0
 
 
 class Gauge:
@@ -58,7 +67,7 @@ class Gauge:
         self._sealed_ns = 0
         self._before: deque[float] = deque(maxlen=_NEIGHBOURS)  # the newest quiet steps
         self._stretch: _Stretch | None = None  # not all of its neighbours have come yet
-        self._written = ((0, 0.0), (0, 0.0))
+        self._written = (0.0, 0.0)
         self._records, self._bytes = 0, 0
 
     def record(
@@ -68,10 +77,10 @@ class Gauge:
         *,
         base_spans: Spans,
         log_spans: Spans,
-        bases: tuple[int, float],
-        writes: tuple[int, float],
+        base_seconds: float,
+        log_seconds: float,
     ) -> None:
-        """A step was sealed. `bases` and writes of the log: how many so far, and their seconds in all."""
+        """A step was sealed. Bases and writes of the log have taken so many seconds so far."""
         self._records, self._bytes = self._records + 1, self._bytes + size
         before, self._sealed_ns = self._sealed_ns, sealed_ns
         # the shadow may read this record late: what counts is what was written while the step was done
@@ -79,12 +88,10 @@ class Gauge:
         pace = self._basing if basing else self._quiet
         if pace is self._quiet and log_spans.meet(before, sealed_ns):
             pace = self._logging
-        self._basing.writes += bases[0] - self._written[0][0]
-        self._basing.write_seconds += bases[1] - self._written[0][1]
+        self._basing.unsettled_seconds += base_seconds - self._written[0]
         if not basing:  # what is written beside a base is part of that
-            self._logging.writes += writes[0] - self._written[1][0]
-            self._logging.write_seconds += writes[1] - self._written[1][1]
-        self._written = bases, writes
+            self._logging.unsettled_seconds += log_seconds - self._written[1]
+        self._written = base_seconds, log_seconds
         seconds = (sealed_ns - before) / 1e9
         if before and seconds >= 0 and not self._is_pause(pace, seconds):
             self._add(pace, seconds)
@@ -127,15 +134,24 @@ class Gauge:
 
     @property
     def base_share_felt(self) -> float:
-        return self._share(self._basing, _PRIOR_BASES)
+        return self._share(self._basing)
 
     @property
     def log_share_felt(self) -> float:
-        return self._share(self._logging, _PRIOR_WRITES)
+        return self._share(self._logging)
 
-    def _share(self, pace: _Pace, prior_writes: int) -> float:
-        if self._quiet.steps < _QUIET_STEPS_MIN or not pace.writes or pace.write_seconds <= 0:
+    def _share(self, pace: _Pace) -> float:
+        """What was seen and the prior, each counting the more the less it can be off."""
+        if self._quiet.steps < _QUIET_STEPS_MIN or not pace.stretches or pace.write_seconds <= 0:
             return self._prior
-        lost = min(max(pace.lost, 0.0), _SHARE_MAX * pace.write_seconds)
-        prior = prior_writes * pace.write_seconds / pace.writes  # seconds
-        return (lost + self._prior * prior) / (pace.write_seconds + prior)
+        seen = pace.lost / pace.write_seconds
+        lean = self._variance(pace) / (self._variance(pace) + self._prior**2)
+        return min(max(seen + lean * (self._prior - seen), 0.0), _SHARE_MAX)
+
+    def _variance(self, pace: _Pace) -> float:
+        """Of the share that was seen. Few stretches may be alike by chance: some that are not are added."""
+        count, mean = pace.stretches, pace.lost / pace.stretches
+        assumed = self._prior * pace.write_seconds / count
+        scatter = max(pace.lost_squares - count * mean**2, 0.0) + _PRIOR_STRETCHES * assumed**2
+        of_one = scatter / max(count - 1 + _PRIOR_STRETCHES, 1.0)
+        return count * of_one / pace.write_seconds**2

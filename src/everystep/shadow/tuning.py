@@ -81,8 +81,8 @@ class Tuning:
             int(sum(len(payload) for _, payload in entries) / ratio),
             base_spans=self._persister.spans,
             log_spans=logged.spans if logged else Spans(),
-            bases=(state.bases, state.write_seconds),
-            writes=(logged.writes, logged.write_seconds) if logged else (0, 0.0),
+            base_seconds=state.write_seconds,
+            log_seconds=logged.write_seconds if logged else 0.0,
         )
 
     # ------------------------------------------------------------------ the plan

@@ -8,7 +8,6 @@ from everystep.tune.model import Machine
 
 _WRITES_ENOUGH = 8  # from here on writes of the log say more than a probe of the disk
 _SYNC_SECONDS_MIN = 1e-5
-_SHARE_MIN = 0.01  # a disk wears, whether training feels it or not
 
 
 @dataclass(frozen=True)
@@ -57,8 +56,8 @@ def machine_of(
         base_load_seconds=measured.base_bytes / rate,
         mtbf_seconds=mtbf_seconds,
         restart_seconds=restart_seconds,
-        base_share_felt=max(measured.base_share_felt, _SHARE_MIN),
-        log_share_felt=max(measured.log_share_felt, _SHARE_MIN),
+        base_share_felt=measured.base_share_felt,
+        log_share_felt=measured.log_share_felt,
         replay_threads=measured.replay_threads,
         cores=measured.cores,
     )

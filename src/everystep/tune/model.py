@@ -1,10 +1,11 @@
 """What a plan costs: wasted time per unit of useful time, term by term.
 
-    waste = stall of bases / (f T) + stall of log writes / (b T)                         while all is well
+    waste = stall of bases / (f T) + stall of log writes / (b T)  +  wear                while all is well
           + (lost b T / 2  +  base load  +  replay (f / 2 + K) r  +  restart) / MTBF      when something fails
 
 f steps lie between bases, b steps go into one write of the log, T is a step's time, K the steps until a base
-is durable, r the time to redo a step. Without a log (b = 0) what lies behind the newest base is lost.
+is durable, r the time to redo a step. Without a log (b = 0) what lies behind the newest base is lost. Wear is
+what writing counts for beyond what training feels of it: where that is nothing, a disk would never rest.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+_WEAR_SHARE = 0.01  # of the time in which something is written: it counts for that much at least
 _REPLAY_LOAD_MAX = (
     0.8  # of a step's time that the replica may take to redo it and still keep in step
 )
@@ -62,6 +64,19 @@ class Machine:
         return self.log_share_felt * self.record_bytes / self.write_bytes_per_second
 
     @property
+    def base_wear_seconds(self) -> float:
+        return max(0.0, _WEAR_SHARE - self.base_share_felt) * self.base_write_seconds
+
+    @property
+    def write_wear_seconds(self) -> float:
+        return max(0.0, _WEAR_SHARE - self.log_share_felt) * self.log_sync_seconds
+
+    @property
+    def record_wear_seconds(self) -> float:
+        seconds = self.record_bytes / self.write_bytes_per_second
+        return max(0.0, _WEAR_SHARE - self.log_share_felt) * seconds
+
+    @property
     def log_bytes_per_second(self) -> float:
         return self.record_bytes / self.iteration_seconds
 
@@ -84,10 +99,12 @@ class Waste:
     load: float
     replay: float
     restart: float
+    wear: float
 
     @property
     def total(self) -> float:
-        return self.bases + self.log + self.lost + self.load + self.replay + self.restart
+        written = self.bases + self.log + self.wear
+        return written + self.lost + self.load + self.replay + self.restart
 
     @property
     def overhead_percent(self) -> float:
@@ -100,9 +117,10 @@ def waste(machine: Machine, plan: Plan) -> Waste:
     behind = plan.base_every / 2 + plan.spread  # steps between the newest base and now, on average
     if plan.batch:
         written = machine.write_stall_seconds / plan.batch + machine.record_stall_seconds
+        wear = machine.write_wear_seconds / plan.batch + machine.record_wear_seconds
         lost, redone = plan.batch / 2, behind
     else:
-        written, lost, redone = 0.0, behind, 0.0
+        written, wear, lost, redone = 0.0, 0.0, behind, 0.0
     return Waste(
         bases=machine.base_stall_seconds / (plan.base_every * step),
         log=written / step,
@@ -110,6 +128,7 @@ def waste(machine: Machine, plan: Plan) -> Waste:
         load=failures * machine.base_load_seconds,
         replay=failures * redone * machine.replay_seconds_per_step,
         restart=failures * machine.restart_seconds,
+        wear=(machine.base_wear_seconds / plan.base_every + wear) / step,
     )
 
 
@@ -118,14 +137,14 @@ def best_base_every(machine: Machine, *, log: bool) -> float:
     again = machine.replay_seconds_per_step if log else machine.iteration_seconds
     if again <= 0:
         return math.inf
-    stall = machine.base_stall_seconds
-    return math.sqrt(2 * machine.mtbf_seconds * stall / (machine.iteration_seconds * again))
+    cost = machine.base_stall_seconds + machine.base_wear_seconds
+    return math.sqrt(2 * machine.mtbf_seconds * cost / (machine.iteration_seconds * again))
 
 
 def best_batch(machine: Machine) -> float:
     """b*: √(2 M α) / T."""
-    stall = machine.write_stall_seconds
-    return math.sqrt(2 * machine.mtbf_seconds * stall) / machine.iteration_seconds
+    cost = machine.write_stall_seconds + machine.write_wear_seconds
+    return math.sqrt(2 * machine.mtbf_seconds * cost) / machine.iteration_seconds
 
 
 def spread_steps(machine: Machine, *, log: bool) -> int:

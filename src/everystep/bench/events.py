@@ -72,13 +72,6 @@ class _Scene:
 
         return self.steps(run, goes_on)
 
-    def tensors(self) -> list[torch.Tensor]:
-        slots = (s for state in self.training.optimizer.state.values() for s in state.values())
-        return [
-            *self.training.model.state_dict().values(),
-            *(s for s in slots if torch.is_tensor(s)),
-        ]
-
 
 def base_cost(
     model: str, batch: int, optimizer: str, steps: int, folder: Path | None
@@ -91,13 +84,13 @@ def base_cost(
         writing = scene.until(run, lambda s: s["durable_step"] is not None)
         settled = scene.steps(run, lambda n: n < steps)
         status = run.status()
-        expected = [t.clone() for t in scene.tensors()]
+        expected = [t.clone() for t in scene.training.tensors()]
         run.close()
         after = scene.steps(None, lambda n: n < steps)
-        for tensor in scene.tensors():
+        for tensor in scene.training.tensors():
             tensor.zero_()
         at = everystep.restore(run.path, scene.training.model, scene.training.optimizer)
-        pairs = zip(expected, scene.tensors(), strict=True)
+        pairs = zip(expected, scene.training.tensors(), strict=True)
         same = all(torch.equal(a, b.to(a.device)) for a, b in pairs)
         none = statistics.mean([*before, *after])
         rate, best = status["durable_write_bytes_per_second"], disk(scene.place, 4 << 30)["best"]
@@ -113,6 +106,8 @@ def base_cost(
             "bit_identical": same,
             "exactness": status["exactness"],
             "records_let_go": status["records_let_go"],
+            "waited_for_the_shadow_seconds": status["stall_seconds"],
+            "waited_for_copies_seconds": status["device_stall_seconds"],
             "write_bytes_per_second": rate,
             "disk_bytes_per_second": best,
             "write_share_percent": 100 * rate / best,
@@ -200,7 +195,7 @@ def _trainer(place: str, model: str, batch: int, optimizer: str, role: str) -> N
     attached = time.perf_counter() - began
     scene.steps(run, lambda n: n < 1)
     status = run.status()
-    size = sum(tensor.nbytes for tensor in scene.tensors())
+    size = sum(tensor.nbytes for tensor in scene.training.tensors())
     load = status["attach_seconds"]["load"]
     document = {
         "resumed_at": run.step - 1,

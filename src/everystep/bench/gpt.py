@@ -58,6 +58,14 @@ class Training:
         self.optimizer.step()
         self.optimizer.zero_grad()
 
+    def tensors(self) -> list[torch.Tensor]:
+        """Weights, buffers and what the optimizer keeps, always in the same order."""
+        state = self.optimizer.state
+        moved = (p for group in self.optimizer.param_groups for p in group["params"])
+        slots = (value for p in moved for _, value in sorted(state[p].items()))
+        everything = (*self.model.state_dict().values(), *slots)
+        return [t.detach() for t in everything if torch.is_tensor(t)]
+
     def state(self) -> dict[str, object]:
         # a plain dict: the stager of some versions of torch cannot copy the metadata of a state_dict
         return {"model": dict(self.model.state_dict()), "optimizer": self.optimizer.state_dict()}

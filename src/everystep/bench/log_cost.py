@@ -87,7 +87,7 @@ def _train(training: Training, run: Path, steps: int) -> dict[str, Any]:
         time.sleep(0.05)
     os.kill(status["pid"], signal.SIGKILL)
     written = sum(path.stat().st_size for path in layout.segments(run, status["epoch"]))
-    state = sum(t.nbytes for t in _state(training))
+    state = sum(t.nbytes for t in training.tensors())
     return {
         "steps": steps,
         "iteration_seconds": statistics.mean(seconds),
@@ -103,18 +103,18 @@ def _train(training: Training, run: Path, steps: int) -> dict[str, Any]:
 
 def _redo(training: Training, run: Path, steps: int) -> dict[str, Any]:
     """Loading the base, and what the log takes on top of that."""
-    expected = [t.clone() for t in _state(training)]
+    expected = [t.clone() for t in training.tensors()]
     base = everystep.open_run(run).steps[-1]
     seconds = {}
     for what, step in (("cold", base), ("warm", base), ("all", None)):
-        for tensor in _state(training):
+        for tensor in training.tensors():
             tensor.zero_()
         began = time.perf_counter()
         reached = everystep.restore(run, training.model, training.optimizer, step=step)
         if training.device.type == "cuda":
             torch.cuda.synchronize()
         seconds[what] = time.perf_counter() - began
-    pairs = zip(expected, _state(training), strict=True)
+    pairs = zip(expected, training.tensors(), strict=True)
     state = sum(t.nbytes for t in expected)
     return {
         "base_step": base,
@@ -125,14 +125,6 @@ def _redo(training: Training, run: Path, steps: int) -> dict[str, Any]:
         "redo_seconds": seconds["all"] - seconds["warm"],
         "redo_seconds_per_step": (seconds["all"] - seconds["warm"]) / steps,
     }
-
-
-def _state(training: Training) -> list[torch.Tensor]:
-    optimizer = training.optimizer
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    slots = [v for p in parameters for _, v in sorted(optimizer.state[p].items())]
-    tensors = [*training.model.state_dict().values(), *slots]
-    return [t.detach() for t in tensors if torch.is_tensor(t)]
 
 
 def _write_rate(run: Path, record_bytes: int) -> float:

@@ -8,6 +8,7 @@ these windows, and by the steps beside each base, which a machine that drifts di
 from __future__ import annotations
 
 import dataclasses
+import gc
 import math
 import random
 import statistics
@@ -24,15 +25,21 @@ from everystep.bench.felt import Felt, felt, seconds_lost
 from everystep.bench.gpt import Training
 from everystep.errors import EverystepError
 from everystep.session import Run
-from everystep.store.probe import measure_disk
+from everystep.store.probe import Disk, measure_disk
 from everystep.tune.choose import Choice, choose
 from everystep.tune.measured import Measured, machine_of
 
 _PATIENCE_SECONDS = 300.0
 _LOOK_SECONDS = (0.2, 0.6)
-_WRITES = 4  # of the log for each base: they are shorter
-_BASES = {"durable_every": 12, "durable_log": 0}
-_LOG = {"durable_every": "1h", "durable_log": 4}
+_WRITES, _WRITES_MIN = 4, 8  # of the log, for each base: they are shorter
+_LOG_BYTES_MAX = 8 << 30  # unless so few writes say nothing
+_BASE_EVERY_MIN = 12
+_BASE_SPACING = (
+    2.5  # times as long as writing one: it is read back too, and some steps must be quiet
+)
+_TIMED_STEPS = 10
+_BATCH = 4
+_LOG = {"durable_every": "1h", "durable_log": _BATCH}
 _RARELY = {"durable_every": "1h", "durable_log": 0}
 _GOAL_RELATIVE, _GOAL_POINTS = 0.3, 0.2
 
@@ -55,8 +62,12 @@ def tune_check(settings: Settings, say: Callable[[str], None]) -> dict[str, Any]
     training = Training(settings.model, settings.batch, settings.optimizer, compiled=False)
     with tempfile.TemporaryDirectory(prefix="everystep-bench-", dir=parent) as place:
         bench = _Bench(training, Path(place), settings.steps)
-        measured = bench.measured(settings.bases)
-        choice = _choose(measured, Path(place), settings)
+        disk = measure_disk(Path(place))
+        say(
+            f"disk: {disk.write_bytes_per_second / 1e9:.2f} GB/s, {1e3 * disk.sync_seconds:.2f} ms a sync"
+        )
+        measured = bench.measured(settings.bases, disk)
+        choice = _choose(measured, disk, settings)
         plan = {"durable_every": choice.plan.base_every, "durable_log": choice.plan.batch}
         say(f"plan: {plan}, predicted {choice.waste.overhead_percent:.3f} %")
         windows: dict[str, list[_Window]] = {"none": [], "recording": [], "plan": []}
@@ -77,8 +88,7 @@ class _Window(NamedTuple):
         return statistics.mean(self.seconds)
 
 
-def _choose(measured: Measured, place: Path, settings: Settings) -> Choice:
-    disk = measure_disk(place)
+def _choose(measured: Measured, disk: Disk, settings: Settings) -> Choice:
     machine = machine_of(
         measured,
         sync_seconds=disk.sync_seconds,
@@ -99,30 +109,45 @@ class _Bench:
         for _ in range(3):
             training.step()
 
-    def measured(self, count: int) -> Measured:
-        """What the shadow sees while bases are written too often, then the log."""
-        with self._attached("bases", _BASES) as run:
+    def measured(self, count: int, disk: Disk) -> Measured:
+        """What the shadow sees while bases are written too often, then the log, if the disk can follow."""
+        every = self._base_every(disk)
+        with self._attached("bases", {"durable_every": every, "durable_log": 0}) as run:
             first = run.status()["based_step"] or 0
             self._until(
                 run,
                 lambda s: (
-                    (s["based_step"] or 0) >= first + count * _BASES["durable_every"]
+                    (s["based_step"] or 0) >= first + count * every
                     and Measured(**s["measured"]).enough
                 ),
             )
             bases = Measured(**run.status()["measured"])
+        if bases.record_bytes > disk.write_bytes_per_second * bases.iteration_seconds:
+            return bases
+        fit = int(_LOG_BYTES_MAX // (_BATCH * bases.record_bytes))
+        writes = max(_WRITES_MIN, min(_WRITES * count, fit))
         with self._attached("log", _LOG) as run:
-            self._until(run, lambda s: s["measured"]["log_writes"] >= _WRITES * count)
+            self._until(run, lambda s: s["measured"]["log_writes"] >= writes)
             log = run.status()["measured"]
         return dataclasses.replace(bases, **{k: v for k, v in log.items() if k.startswith("log_")})
 
+    def _base_every(self, disk: Disk) -> int:
+        """Steps from one base to the next, with enough of them in between that nothing is written beside."""
+        step = statistics.mean(self._timed(None, _TIMED_STEPS))
+        state_bytes = sum(tensor.nbytes for tensor in self._training.tensors())
+        written = state_bytes / disk.write_bytes_per_second
+        return max(_BASE_EVERY_MIN, math.ceil(_BASE_SPACING * written / step))
+
     def window(self, name: str, options: dict[str, Any] | None) -> _Window:
-        """A run of its own, once it does what it does in the long run."""
+        """A run of its own, once it does what it does in the long run. Windows are short: garbage of before
+        must not be collected in one of them."""
         if options is None:
-            return _Window(self._timed(None), [])
+            gc.collect()
+            return _Window(self._timed(None, self._steps), [])
         with self._attached(name, options) as run:
             self._spans = set()
-            seconds = self._timed(run)
+            gc.collect()
+            seconds = self._timed(run, self._steps)
             ended = time.time()
             self._look(run)
             return _Window(seconds, seconds_lost(seconds, ended, sorted(self._spans)))
@@ -146,9 +171,9 @@ class _Bench:
                     hint="a smaller --model or --batch makes steps shorter",
                 )
 
-    def _timed(self, run: Run | None) -> list[float]:
+    def _timed(self, run: Run | None, steps: int) -> list[float]:
         cuda = self._training.device.type == "cuda"
-        return timed(cuda, lambda: self._turn(run), lambda count: count < self._steps)
+        return timed(cuda, lambda: self._turn(run), lambda count: count < steps)
 
     def _turn(self, run: Run | None) -> bool:
         """A step. Now and then, never in step with bases, the shadow is asked what it wrote: True."""
@@ -209,5 +234,8 @@ def _document(
         "none_spread": (max(none) - min(none)) / mean["none"],
         "recording_overhead_percent": 100 * (mean["recording"] / mean["none"] - 1),
         "seconds_per_step": mean,
+        "slowest_seconds": {
+            name: max(max(w.seconds) for w in found) for name, found in windows.items()
+        },
         "measured": dataclasses.asdict(measured),
     }

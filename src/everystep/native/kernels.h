@@ -22,10 +22,11 @@ TARGET static void NAMED(roots)(float *x, int64_t count) {
     for (int64_t i = 0; i < count; i++) x[i] = sqrtf(x[i]);
 }
 
-/* torch takes the roots of float32 tensors from MKL, which on processors with AVX-512 makes them of the chip's
- * estimate of 1 / sqrt(x) and one correction: one in 160 is a last bit too small. */
+/* torch takes the roots of float32 tensors from MKL, which makes them of the chip's estimate of 1 / sqrt(x): with
+ * AVX-512 one correction follows, and one root in 160 is a last bit too small; with AVX2 the estimate is coarser,
+ * two follow, and one in six is a last bit off. */
 TARGET static void NAMED(mkl_roots)(float *x, int64_t count) {
-#ifdef HAS_ESTIMATE
+#if defined(ESTIMATE_OF_14_BITS)
     for (int64_t i = 0; i < count; i += 16) {
         const __mmask16 here = count - i < 16 ? (__mmask16)((1u << (count - i)) - 1) : 0xffff;
         const __m512 from = _mm512_maskz_loadu_ps(here, x + i), half = _mm512_set1_ps(0.5f);
@@ -40,6 +41,24 @@ TARGET static void NAMED(mkl_roots)(float *x, int64_t count) {
         const __mmask16 usual = _mm512_cmp_ps_mask(from, _mm512_setzero_ps(), _CMP_GT_OQ)
                                 & _mm512_cmp_ps_mask(from, _mm512_set1_ps(INFINITY), _CMP_LT_OQ);
         _mm512_mask_storeu_ps(x + i, here, _mm512_mask_blend_ps(usual, _mm512_sqrt_ps(from), root));
+    }
+#elif defined(ESTIMATE_OF_12_BITS)
+    const __m256 half = _mm256_set1_ps(0.5f);
+    for (int64_t i = 0; i < count; i += 8) {
+        float few[8] = {0};
+        const size_t rest = count - i < 8 ? (size_t)(count - i) * sizeof(float) : 0;
+        float *here = rest ? memcpy(few, x + i, rest) : x + i;
+        const __m256 a = _mm256_loadu_ps(here), estimate = _mm256_rsqrt_ps(a);
+        __m256 root = _mm256_mul_ps(a, estimate), slope = _mm256_mul_ps(estimate, half);
+        const __m256 off = _mm256_sub_ps(half, _mm256_mul_ps(root, slope));
+        root = _mm256_add_ps(root, _mm256_mul_ps(root, off));
+        slope = _mm256_add_ps(slope, _mm256_mul_ps(slope, off));
+        root = _mm256_add_ps(root, _mm256_mul_ps(_mm256_sub_ps(a, _mm256_mul_ps(root, root)), slope));
+        /* not so tiny that it has no estimate, nor so large that its square overflows, nor 0, no number */
+        const __m256 usual = _mm256_and_ps(_mm256_cmp_ps(a, _mm256_set1_ps(0x1p-126f), _CMP_GE_OQ),
+                                           _mm256_cmp_ps(a, _mm256_set1_ps(0x1.ffep127f), _CMP_LT_OQ));
+        _mm256_storeu_ps(here, _mm256_blendv_ps(_mm256_sqrt_ps(a), root, usual));
+        if (rest) memcpy(x + i, few, rest);
     }
 #else
     NAMED(roots)(x, count);

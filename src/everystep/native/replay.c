@@ -68,13 +68,15 @@ typedef struct {
 #if defined(__x86_64__)
 #define TARGET __attribute__((target("avx2,fma")))
 #define NAMED(name) name##_avx2
+#define ESTIMATE_OF_12_BITS
 #include "kernels.h"
 #undef TARGET
 #undef NAMED
 
 #define TARGET __attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")))
 #define NAMED(name) name##_avx512
-#define HAS_ESTIMATE
+#undef ESTIMATE_OF_12_BITS
+#define ESTIMATE_OF_14_BITS
 #include "kernels.h"
 #endif
 

@@ -7,6 +7,7 @@ import signal
 import statistics
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,9 @@ from everystep.bench.links import disk
 from everystep.core.census import Census
 from everystep.format.log import LoggedRecord, census_digest
 from everystep.store import layout
-from everystep.store.log import LogWriter
-from everystep.store.runs import claim_epoch
+from everystep.store.bases import read_index
+from everystep.store.log import LogReader, LogWriter
+from everystep.store.runs import claim_epoch, read_lineage
 
 _DISK_BYTES = 2 << 30
 _BATCH_BYTES = 512 << 20  # what is gathered before a sync, at least
@@ -105,8 +107,12 @@ def _redo(training: Training, run: Path, steps: int) -> dict[str, Any]:
     """Loading the base, and what the log takes on top of that."""
     expected = [t.clone() for t in training.tensors()]
     base = everystep.open_run(run).steps[-1]
-    seconds = {}
+    seconds = {"read": _read_seconds(run)}
     for what, step in (("cold", base), ("warm", base), ("all", None)):
+        if what == "cold":
+            _forget(path for path in run.rglob("*") if path.is_file())
+        elif what == "all":
+            _forget(_segments(run))
         for tensor in training.tensors():
             tensor.zero_()
         began = time.perf_counter()
@@ -122,9 +128,32 @@ def _redo(training: Training, run: Path, steps: int) -> dict[str, Any]:
         "bit_identical": all(torch.equal(a, b) for a, b in pairs),
         "base_load_seconds": seconds["cold"],
         "base_load_bytes_per_second": state / seconds["cold"],
+        "log_read_seconds": seconds["read"],
         "redo_seconds": seconds["all"] - seconds["warm"],
         "redo_seconds_per_step": (seconds["all"] - seconds["warm"]) / steps,
     }
+
+
+def _read_seconds(run: Path) -> float:
+    """Of the log, from the disk, every record being checked."""
+    _forget(_segments(run))
+    lineage = read_lineage(run)
+    base = lineage.candidates[0]
+    began = time.perf_counter()
+    LogReader(run, lineage, base.point, read_index(run, base).census)
+    return time.perf_counter() - began
+
+
+def _segments(run: Path) -> list[Path]:
+    return [path for epoch in layout.epoch_numbers(run) for path in layout.segments(run, epoch)]
+
+
+def _forget(paths: Iterable[Path]) -> None:
+    """Whoever reads them next has to go to the disk."""
+    for path in paths:
+        fd = os.open(path, os.O_RDONLY)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(fd)
 
 
 def _write_rate(run: Path, record_bytes: int) -> float:

@@ -173,7 +173,7 @@ def _render(document: dict[str, Any]) -> Iterator[Any]:
         f"{predicted['overhead_percent']:.3f} %, {100 * predicted['total']:.3f} % of its time is wasted"
     )
     yield from (f"  {why}" for why in document["why"])
-    terms = ("bases", "log", "lost", "load", "replay", "restart")
+    terms = ("bases", "log", "wear", "lost", "load", "replay", "restart")
     shares = ((name, f"{100 * predicted[name]:.4f} %") for name in terms)
     yield output.pairs("wasted on", shares)
     told = {**document["machine"], "mtbf": document["mtbf_why"]}

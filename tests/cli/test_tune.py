@@ -45,7 +45,7 @@ def test_of_a_run_that_nobody_trains(tmp_path: Path) -> None:
     assert rare["sources"]["iteration_seconds"] == "given"
     assert rare["sources"]["record_bytes"] == "assumed" and rare["mtbf_why"] == "given"
     assert rare["predicted"]["overhead_percent"] <= rare["budget_percent"]
-    terms = ("bases", "log", "lost", "load", "replay", "restart")
+    terms = ("bases", "log", "wear", "lost", "load", "replay", "restart")
     assert abs(sum(rare["predicted"][t] for t in terms) - rare["predicted"]["total"]) < 1e-12
     assert rare["why"] and rare["others"]
     code, often = tune(run, "--step-time", "0.2s", "--mtbf", "10m")

@@ -101,6 +101,44 @@ def test_a_steady_machine_is_believed_soon_and_a_noisy_one_later() -> None:
     assert abs(noisy - 1 / CORES) < 0.8 * abs(seen - 1 / CORES), "it leans on the prior"
 
 
+def test_one_base_that_happened_to_be_noisy_is_not_believed() -> None:
+    for lost in (-0.04, 0.4):
+        scene = Scene()
+        for _ in range(20):
+            scene.step()
+        scene.step(STEP + lost, basing=True)
+        scene.base_seconds = 0.05
+        for _ in range(10):
+            scene.step()
+        assert 0.25 / CORES < scene.gauge.base_share_felt < 2 / CORES
+
+
+def test_what_was_seen_long_ago_stays_known() -> None:
+    scene = Scene()
+    for _ in range(20):
+        for _ in range(20):
+            scene.step()
+        scene.write(STEP + 0.002, write_seconds=0.020)
+    for _ in range(20):
+        scene.step()
+    before = scene.gauge.log_share_felt
+    for _ in range(100_000):
+        scene.step()
+    assert scene.gauge.log_share_felt == before == pytest.approx(0.1, rel=0.3)
+
+
+def test_writing_that_never_ends_is_compared_with_what_was_near() -> None:
+    """The machine becomes slower while the log is written at every step: that is not the log's doing."""
+    scene = Scene()
+    for _ in range(50):
+        scene.step()
+    for number in range(5000):
+        scene.write(STEP if number < 1000 else 3 * STEP, write_seconds=0.02)
+    for _ in range(20):
+        scene.step(3 * STEP)
+    assert scene.gauge.log_share_felt <= 1 / CORES
+
+
 def test_a_machine_that_is_busy_at_times_is_not_taken_for_a_cost_of_writing() -> None:
     """Others come and go for hundreds of steps: only the steps around a write are compared."""
     scene = Scene()

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from everystep.core.census import Atom, Census, Mode, OptimizerSpec
@@ -16,9 +17,10 @@ from everystep.core.events import Call, Edit, Event, Fingerprints, Rebase, Seal
 from everystep.core.geometry import SLOT_HEADER_BYTES, Geometry
 from everystep.core.retention import Rules
 from everystep.errors import StoreError
-from everystep.format.base import SessionValues
+from everystep.format.base import Point, SessionValues
 from everystep.format.slot import FLAG_GAP, FLAG_SEALED, pack_events
 from everystep.lane.arena import SharedMemory
+from everystep.lane.memory import address_of
 from everystep.lane.ring import RingReader, RingWriter
 from everystep.options import Options
 from everystep.shadow import copies
@@ -83,6 +85,15 @@ class Bench:
         publish(self.writer, [EDIT, Rebase((0,), (1,)), seal], b"state at", FLAG_SEALED, 1)
         assert self.intake.take(may_apply=True) and self.intake.whole
 
+    def persist(self) -> None:
+        self.keeper.persist_if_due(asked=False, last_words=False, moving=True)
+
+    def persist_until_wanted(self) -> None:
+        until = time.monotonic() + 10
+        while self.keeper.wanted is None and time.monotonic() < until:
+            self.persist()
+            time.sleep(0.01)
+
     def call(self, step: int) -> None:
         events = [Call(0, b"", b"\x01", 0, {}), Seal(step, step - 1, b"rng", b"", (), 0)]
         publish(self.writer, events, bytes(8), FLAG_SEALED, step)
@@ -97,38 +108,50 @@ def test_a_copy_that_memory_is_refused_for_is_not_needed(
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
     monkeypatch.setattr(copies, "room_for", refused)
-    bench.keeper.persist_if_due(asked=False, last_words=False, moving=True)
+    bench.persist()
     assert bench.keeper.wanted is None
     bench.persister.wait()
     assert [c.entry.step for c in read_lineage(tmp_path / "run").candidates] == [1]
 
 
+class SlowRoom:
+    """Memory for copies is made real only once it may."""
+
+    def __init__(self) -> None:
+        self.may = threading.Event()
+        self.made: list[tuple[int, int]] = []  # address and bytes
+
+    def populate(self, address: int, size: int) -> int:
+        self.made.append((address, size))
+        self.may.wait(30)
+        return 0
+
+
 @pytest.fixture
-def slow_room(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """Memory for a copy is made real only once this is set."""
-    go_on = threading.Event()
+def slow_room(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowRoom]:
+    room = SlowRoom()
     monkeypatch.setattr(copies, "_SMALL_BYTES", 0)
-    monkeypatch.setattr(copies, "populate", lambda *_: go_on.wait(30))
-    yield go_on
-    go_on.set()
+    monkeypatch.setattr(copies, "populate", room.populate)
+    yield room
+    room.may.set()
 
 
 def test_replay_goes_on_while_memory_for_a_copy_is_made(
-    tmp_path: Path, slow_room: threading.Event
+    tmp_path: Path, slow_room: SlowRoom
 ) -> None:
     bench = Bench(tmp_path / "run")
     keeper, intake = bench.keeper, bench.intake
     for _ in range(2):
-        keeper.persist_if_due(asked=False, last_words=False, moving=True)
+        bench.persist()
         assert keeper.wanted is None and not keeper.holds_still and not bench.persister.busy
+    now = time.time_ns()
+    assert bench.persister.spans.meet(now, now + 1), "training may feel it"
     bench.call(step=2)
     assert intake.take(may_apply=True) and intake.step == 2
-    slow_room.set()
-    until = time.monotonic() + 10
-    while keeper.wanted is None and time.monotonic() < until:
-        keeper.persist_if_due(asked=False, last_words=False, moving=True)
-        time.sleep(0.01)
+    slow_room.may.set()
+    bench.persist_until_wanted()
     assert keeper.wanted is not None and keeper.wanted.snapshot.step == 2
+    assert slow_room.made == [(address_of(keeper.wanted.targets[0, ""]), 8)], "it is what is filled"
     bench.call(step=3)
     assert intake.take(may_apply=True, base=keeper.wanted)
     keeper.look_after_copy()
@@ -136,15 +159,50 @@ def test_replay_goes_on_while_memory_for_a_copy_is_made(
     assert [c.entry.step for c in read_lineage(tmp_path / "run").candidates] == [2]
 
 
-def test_who_asks_for_a_base_does_not_wait_for_memory(
-    tmp_path: Path, slow_room: threading.Event
-) -> None:
+def test_who_asks_for_a_base_does_not_wait_for_memory(tmp_path: Path, slow_room: SlowRoom) -> None:
     bench = Bench(tmp_path / "run")
-    bench.keeper.persist_if_due(asked=False, last_words=False, moving=True)
+    bench.persist()
     bench.keeper.persist_if_due(asked=True, last_words=False, moving=True)
     bench.persister.wait()
     assert [c.entry.step for c in read_lineage(tmp_path / "run").candidates] == [1]
-    assert len(bench.persister.spans.ended) == 1, "one base, one span"
+    now = time.time_ns()
+    assert not bench.persister.spans.meet(now, now + 1), "one base, one span"
+
+
+def test_a_room_is_given_back_when_no_copy_is_needed(tmp_path: Path, slow_room: SlowRoom) -> None:
+    """The trainer dies while it is made: the replica itself is written."""
+    bench = Bench(tmp_path / "run")
+    bench.persist()
+    assert bench.keeper._room is not None
+    bench.keeper.persist_if_due(asked=False, last_words=True, moving=False)
+    bench.persister.wait()
+    assert [c.entry.step for c in read_lineage(tmp_path / "run").candidates] == [1]
+    assert bench.keeper._room is None
+
+
+def test_what_was_begun_is_written_although_it_is_no_longer_due(
+    tmp_path: Path, slow_room: SlowRoom
+) -> None:
+    bench = Bench(tmp_path / "run")
+    bench.persist()
+    slow_room.may.set()
+    bench.persister.state = msgspec.structs.replace(
+        bench.persister.state, durable=Point(1, 0), durable_time=time.time()
+    )
+    bench.keeper.options = Options(durable_every=1000)
+    bench.persist_until_wanted()
+    assert bench.keeper.wanted is not None
+
+
+def test_a_room_that_became_too_small_is_made_anew(tmp_path: Path, slow_room: SlowRoom) -> None:
+    """The first step of an optimizer makes its slots."""
+    bench = Bench(tmp_path / "run")
+    bench.persist()
+    bench.intake.replica.reserve([(0, "/exp_avg", "float32", (2,))])
+    slow_room.may.set()
+    bench.persist_until_wanted()
+    assert bench.keeper.wanted is not None
+    assert [size for _, size in slow_room.made] == [8, 16]
 
 
 def test_a_wanted_copy_goes_with_the_replica_that_is_given_up(
@@ -152,7 +210,7 @@ def test_a_wanted_copy_goes_with_the_replica_that_is_given_up(
 ) -> None:
     bench = Bench(tmp_path / "run")
     writer, intake, keeper = bench.writer, bench.intake, bench.keeper
-    keeper.persist_if_due(asked=False, last_words=False, moving=True)
+    bench.persist()
     assert keeper.wanted is not None
     publish(writer, [], b"", FLAG_GAP, 1)
     intake.take(may_apply=True, base=keeper.wanted)
@@ -180,7 +238,7 @@ def test_a_copy_is_not_written_once_its_replica_is_known_to_be_wrong(tmp_path: P
     """The pass that fills it is the one whose fingerprints show that an atom had rotted."""
     bench = Bench(tmp_path / "run")
     keeper = bench.keeper
-    keeper.persist_if_due(asked=False, last_words=False, moving=True)
+    bench.persist()
     assert keeper.wanted is not None
     events = [
         Call(0, b"", b"\x01", 0, {}),

@@ -28,3 +28,13 @@ def test_copies(size: int, threads: int, compiled: bool, monkeypatch: pytest.Mon
     if size:
         copies[0][0] ^= 1
         assert copies[0] != sources[0], "a copy has memory of its own"
+
+
+def test_room_is_taken_where_it_is_if_everything_fits() -> None:
+    sources = [memoryview(bytearray(5)), memoryview(bytearray(8))]
+    for size, inside in ((13, True), (20, True), (12, False)):
+        given = memory.fresh(size)
+        start = memory.address_of(given)
+        rooms = [memory.address_of(room) for room in memory.room_for(sources, given)]
+        assert (rooms == [start, start + 5]) is inside
+        assert inside or rooms[1] == rooms[0] + 5

@@ -30,7 +30,7 @@ from everystep.store.probe import Disk, measure_disk
 from everystep.tune.choose import Choice, choose
 from everystep.tune.measured import Measured, machine_of
 
-_PATIENCE_SECONDS = 300.0
+_PATIENCE_SECONDS = 300.0  # for each base
 _LOOK_SECONDS = (0.2, 0.6)
 _WRITES, _WRITES_MIN = 4, 8  # of the log, for each base: they are shorter
 _LOG_BYTES_MAX = 8 << 30  # unless so few writes say nothing
@@ -121,6 +121,7 @@ class _Bench:
                     (s["based_step"] or 0) >= first + count * every
                     and Measured(**s["measured"]).enough
                 ),
+                count,
             )
             bases = Measured(**run.status()["measured"])
         if bases.record_bytes > disk.write_bytes_per_second * bases.iteration_seconds:
@@ -163,12 +164,13 @@ class _Bench:
             self._until(run, lambda s: s["warm"] and s["durable_step"] is not None)
             yield run
 
-    def _until(self, run: Run, reached: Callable[[dict[str, Any]], bool]) -> None:
-        deadline = time.monotonic() + _PATIENCE_SECONDS
+    def _until(self, run: Run, reached: Callable[[dict[str, Any]], bool], bases: int = 1) -> None:
+        patience = bases * _PATIENCE_SECONDS
+        deadline = time.monotonic() + patience
         while not (self._turn(run) and reached(run.status())):
             if time.monotonic() > deadline:
                 raise EverystepError(
-                    f"bench tune: not ready to measure within {_PATIENCE_SECONDS:.0f} s",
+                    f"bench tune: not ready to measure within {patience:.0f} s",
                     hint="a smaller --model or --batch makes steps shorter",
                 )
 

@@ -168,9 +168,10 @@ def _costs(waste: Waste) -> dict[str, float]:
 def _render(document: dict[str, Any]) -> Iterator[Any]:
     plan, predicted = document["plan"], document["predicted"]
     log = f"durable_log={plan['batch']}" if plan["batch"] else "no log"
+    wasted = predicted["total"] - predicted["wear"]
     yield (
         f"[bold]durable_every={plan['base_every']}, {log}[/bold]: training is slowed down by "
-        f"{predicted['overhead_percent']:.3f} %, {100 * predicted['total']:.3f} % of its time is wasted"
+        f"{predicted['overhead_percent']:.3f} %, {100 * wasted:.3f} % of its time is wasted"
     )
     yield from (f"  {why}" for why in document["why"])
     terms = ("bases", "log", "wear", "lost", "load", "replay", "restart")

@@ -30,9 +30,9 @@ class Room:
                 self._filler = filler
 
     def _populate(self) -> None:
-        populate(
-            address_of(self.memory), len(self.memory)
-        )  # what is refused now is made real later
+        """What is refused now is made real later."""
+        with contextlib.suppress(RuntimeError):  # no threads to be had, or the process is ending
+            populate(address_of(self.memory), len(self.memory))
 
     @property
     def ready(self) -> bool:

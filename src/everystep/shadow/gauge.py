@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 from everystep.shadow.spans import Spans
 
 _QUIET_STEPS_MIN = 16
-_STEPS_MAX = 4096  # then what is old counts half
+_STEPS_MAX, _STRETCHES_MAX = 4096, 64  # then what is old counts half
+_STRETCH_STEPS_MAX = 512  # what was quiet before says nothing of now
 _PAUSE = 20.0  # steps that took so many times as long are no steps: somebody evaluates, or saves
 _PRIOR_STRETCHES = 2  # that would have scattered as widely as the prior
 _SHARE_MAX = 2.0  # a writer, and those who copy and hash for it
@@ -33,14 +34,16 @@ class _Pace:
     unsettled_seconds: float = 0.0  # written in the stretch that is not over yet
 
     def settle(self, lost_seconds: float) -> None:
+        if self.stretches >= _STRETCHES_MAX:
+            self.stretches, self.write_seconds = self.stretches / 2, self.write_seconds / 2
+            self.lost, self.lost_squares = self.lost / 2, self.lost_squares / 2
         self.stretches += 1
         self.lost += lost_seconds
         self.lost_squares += lost_seconds**2
         self.write_seconds += self.unsettled_seconds
 
-    def halve(self) -> None:
-        for each in fields(self):
-            setattr(self, each.name, getattr(self, each.name) / 2)
+    def age(self) -> None:
+        self.steps, self.seconds = self.steps / 2, self.seconds / 2
 
 
 @dataclass
@@ -97,7 +100,7 @@ class Gauge:
             self._add(pace, seconds)
         if self._quiet.steps + self._logging.steps > _STEPS_MAX:
             for each in (self._quiet, self._basing, self._logging):
-                each.halve()
+                each.age()
 
     def _add(self, pace: _Pace, seconds: float) -> None:
         pace.steps, pace.seconds = pace.steps + 1, pace.seconds + seconds
@@ -109,8 +112,10 @@ class Gauge:
             if stretch is None or len(stretch.after) < _NEIGHBOURS:
                 return
         elif stretch is not None and stretch.pace is pace and not stretch.after:
-            stretch.seconds.append(seconds)
-            return
+            if len(stretch.seconds) < _STRETCH_STEPS_MAX:
+                stretch.seconds.append(seconds)
+                return
+            self._before.clear()
         if stretch is not None:
             stretch.settle()
         busy = pace is not self._quiet
@@ -144,14 +149,15 @@ class Gauge:
         """What was seen and the prior, each counting the more the less it can be off."""
         if self._quiet.steps < _QUIET_STEPS_MIN or not pace.stretches or pace.write_seconds <= 0:
             return self._prior
-        seen = pace.lost / pace.write_seconds
-        lean = self._variance(pace) / (self._variance(pace) + self._prior**2)
-        return min(max(seen + lean * (self._prior - seen), 0.0), _SHARE_MAX)
+        seen = min(max(pace.lost / pace.write_seconds, 0.0), _SHARE_MAX)
+        variance = self._variance(pace)
+        return seen + variance / (variance + self._prior**2) * (self._prior - seen)
 
     def _variance(self, pace: _Pace) -> float:
-        """Of the share that was seen. Few stretches may be alike by chance: some that are not are added."""
-        count, mean = pace.stretches, pace.lost / pace.stretches
-        assumed = self._prior * pace.write_seconds / count
-        scatter = max(pace.lost_squares - count * mean**2, 0.0) + _PRIOR_STRETCHES * assumed**2
-        of_one = scatter / max(count - 1 + _PRIOR_STRETCHES, 1.0)
-        return count * of_one / pace.write_seconds**2
+        """Of the share that was seen. Few stretches may be alike by chance, or all be off: it counts how they
+        scatter around the prior too, and some are added that scatter as the prior does."""
+        count, written = pace.stretches, pace.write_seconds / pace.stretches
+        mean, assumed = pace.lost / count, self._prior * written
+        scatter = max(pace.lost_squares - count * mean**2, 0.0)
+        scatter += (mean - assumed) ** 2 + _PRIOR_STRETCHES * assumed**2
+        return scatter / (count + _PRIOR_STRETCHES) / count / written**2

@@ -91,12 +91,14 @@ class Keeper:
         state = self._persister.state
         if self.wanted is not None and moving and not asked:
             return  # it is under way
+        if state.fenced:
+            self._room = None
         if not (self._persister.may_try or (asked and self._persister.idle)):
             return
         if not state.epoch:
             self._persister.claim()
             return
-        due = self.has_news and base_is_due(
+        due = self._room is not None or base_is_due(  # what was begun is done
             self.options,
             step=self._intake.step,
             durable_step=state.durable.step if state.durable else None,
@@ -116,6 +118,7 @@ class Keeper:
 
     def _start(self, *, copy: bool) -> None:
         self._aside = self._room_for_copy() if copy else None
+        self._room = None
         self._writes_in_place = self._aside is None
         if self._aside is None:
             self._persister.start(self._snapshot())
@@ -148,9 +151,11 @@ class Keeper:
         return sum(place.bytes for place in places if self._changed(place.atom))
 
     def _can_afford_copy(self) -> bool:
-        if self._room is not None:
+        changed = self._changed_bytes()
+        if self._room is not None and len(self._room.memory) >= changed:
             return True
-        return self._changed_bytes() < read_facts().memory_available_bytes // 2
+        self._room = None  # the state has grown since: the first step makes an optimizer's slots
+        return changed < read_facts().memory_available_bytes // 2
 
     def _snapshot(self) -> Snapshot:
         """The state as it is: views of the replica's own memory."""

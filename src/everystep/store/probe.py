@@ -50,6 +50,7 @@ def _rate(path: Path) -> float:
     try:
         _append(writer, data, BUFFER_BYTES * DEPTH)
         writer.drain()
+        writer.sync()
         began = time.perf_counter()
         _append(writer, data, _WRITE_BYTES)
         writer.finish()

@@ -30,6 +30,7 @@ from everystep.store import layout
 from everystep.store.commit import crash_point, make_dirs, sync_dir, write_blocks
 from everystep.store.mapped import map_file, read_ahead
 from everystep.store.runs import Candidate
+from everystep.store.scan import scan
 
 _CHECKED_BYTES = 32 << 20  # a whole number of chunks
 
@@ -215,6 +216,14 @@ def open_checked(run: Path, file: StoredFile, *, threads: int = 1) -> memoryview
         for checked in [pool.submit(check_chunks, *part) for part in parts]:
             checked.result()
     return view
+
+
+def check_file(run: Path, file: StoredFile) -> None:
+    """The same of what the disk holds; nothing of it is kept."""
+    path = run / file.path
+    if len(file.chunks) != -(-file.bytes // CHUNK_BYTES):
+        raise CorruptData(f"read {path}: {len(file.chunks)} chunks for {file.bytes} bytes")
+    scan(path, file.bytes, lambda part, at: check_chunks(part, at, file, f"read {path}"))
 
 
 def check_chunks(part: memoryview, at: int, file: StoredFile, operation: str) -> None:

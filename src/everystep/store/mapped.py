@@ -10,7 +10,7 @@ from pathlib import Path
 
 from everystep.errors import CorruptData
 
-_READERS = 8
+_READERS = min(8, 2 * len(os.sched_getaffinity(0)))
 _PIECE_BYTES = 16 << 20
 _WILLNEED = 3
 _POPULATE_READ = 22  # MADV_POPULATE_READ, of Linux 5.14

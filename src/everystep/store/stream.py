@@ -18,7 +18,7 @@ BUFFER_BYTES = 16 << 20  # `everystep bench copy` measures which size a disk lik
 DEPTH = 4  # buffers: one is filled, two are written, one waits, so that the disk never does
 _WRITERS = 2
 BLOCK_BYTES = 4096
-_REFUSED = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP)
+REFUSED = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP)
 
 
 class StreamWriter:
@@ -94,17 +94,17 @@ def _write_at(fd: int, data: memoryview, at: int, *, direct: bool) -> bool:
         try:
             count = os.pwrite(fd, data, at)
         except OSError as error:
-            if not direct or error.errno not in _REFUSED:
+            if not direct or error.errno not in REFUSED:
                 raise
-            direct = _go_buffered(fd)
+            direct = go_buffered(fd)
             continue
         data, at = data[count:], at + count
         if direct and len(data) % BLOCK_BYTES:
-            direct = _go_buffered(fd)  # a short write left the grid
+            direct = go_buffered(fd)  # a short write left the grid
     return direct
 
 
-def _go_buffered(fd: int) -> bool:
+def go_buffered(fd: int) -> bool:
     flags = fcntl.fcntl(fd, fcntl.F_GETFL)
     fcntl.fcntl(fd, fcntl.F_SETFL, flags & ~os.O_DIRECT)
     return False
@@ -115,7 +115,7 @@ def _open_direct(path: Path) -> tuple[int, bool]:
     try:
         return os.open(path, flags | os.O_DIRECT, 0o644), True
     except OSError as error:
-        if error.errno not in _REFUSED:
+        if error.errno not in REFUSED:
             raise
         path.unlink(missing_ok=True)  # a refused open may leave an empty file behind
         return os.open(path, flags, 0o644), False

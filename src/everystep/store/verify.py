@@ -12,7 +12,7 @@ from typing import NamedTuple
 from everystep.core.census import Census
 from everystep.errors import NotARun, StoreError
 from everystep.format.base import Point, StoredFile
-from everystep.store.bases import open_checked, read_index
+from everystep.store.bases import check_file, read_index
 from everystep.store.bucket import Bucket
 from everystep.store.bucket_commits import read_newest
 from everystep.store.fetch import Fetcher, check_object, fetch_documents
@@ -58,7 +58,7 @@ def verify_run(
     check: Callable[[StoredFile], object] | None = None,
 ) -> Report:
     """Check documents, indexes and all chunks."""
-    check = check or (lambda file: open_checked(run, file))
+    check = check or (lambda file: check_file(run, file))
     lineage = read_lineage(run)
     problems = list(lineage.problems)
     indexes: list[tuple[Candidate, tuple[StoredFile, ...]]] = []

@@ -1,0 +1,68 @@
+"""Stored files read from the disk itself, and kept nowhere: the page cache may still hold what a disk has
+lost, and others need it for what they read more than once."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from everystep.errors import CorruptData
+from everystep.store.stream import BLOCK_BYTES, REFUSED, go_buffered
+
+_PIECE_BYTES = 16 << 20
+_READERS = 2  # one reads while the other looks at what it has read
+
+
+def scan(path: Path, size: int, look: Callable[[memoryview, int], None]) -> None:
+    """Give every piece of a file that should have this size to `look`, with the byte it begins at."""
+    try:
+        fd = _open(path)
+        try:
+            found = os.fstat(fd).st_size
+            if found != size:
+                raise CorruptData(f"read {path}: {found} bytes, the index says {size}")
+            _read(fd, size, look)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise CorruptData(f"read {path}: {error.strerror}") from error
+
+
+def _read(fd: int, size: int, look: Callable[[memoryview, int], None]) -> None:
+    pieces = iter(range(0, size, _PIECE_BYTES))
+
+    def work() -> None:
+        blocks = min(_PIECE_BYTES, -(-size // BLOCK_BYTES) * BLOCK_BYTES)
+        buffer = memoryview(mmap.mmap(-1, blocks))  # direct I/O wants whole pages
+        for at in pieces:
+            look(buffer[: _read_at(fd, buffer, at)], at)
+
+    if size > _PIECE_BYTES:
+        with ThreadPoolExecutor(_READERS, "everystep-scan") as pool:
+            for done in [pool.submit(work) for _ in range(_READERS)]:
+                done.result()
+    elif size:
+        work()
+
+
+def _read_at(fd: int, buffer: memoryview, at: int) -> int:
+    try:
+        return os.preadv(fd, [buffer], at)
+    except OSError as error:
+        if error.errno not in REFUSED:
+            raise
+        go_buffered(fd)
+        return os.preadv(fd, [buffer], at)
+
+
+def _open(path: Path) -> int:
+    flags = os.O_RDONLY | os.O_CLOEXEC
+    try:
+        return os.open(path, flags | os.O_DIRECT)
+    except OSError as error:
+        if error.errno not in REFUSED:
+            raise
+        return os.open(path, flags)

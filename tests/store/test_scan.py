@@ -1,0 +1,71 @@
+"""Files read past the page cache are read whole, in pieces whose places are right."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from everystep.errors import CorruptData
+from everystep.store import scan as scanning
+from everystep.store.scan import scan
+
+
+def seen(path: Path, size: int) -> bytes:
+    found: dict[int, bytes] = {}
+    scan(path, size, lambda part, at: found.update({at: bytes(part)}))
+    assert [at + len(found[at]) for at in sorted(found)][:-1] == sorted(found)[1:]
+    return b"".join(found[at] for at in sorted(found))
+
+
+@pytest.mark.parametrize("refuses", ["nothing", "to open", "to read"])
+@pytest.mark.parametrize("size", [0, 1, 4096, 8191, 8192, 70_000])
+def test_every_byte_is_seen_once(
+    size: int, refuses: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, data = tmp_path / "file", os.urandom(size)
+    path.write_bytes(data)
+    monkeypatch.setattr(scanning, "_PIECE_BYTES", 8192)
+    real_open, real_read, refused = os.open, os.preadv, []
+
+    def opens(name: Any, flags: int, *rest: Any) -> int:
+        if refuses == "to open" and flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "no such thing here")
+        return real_open(name, flags, *rest)
+
+    def reads(fd: int, *rest: Any) -> int:
+        if refuses == "to read" and not refused:
+            refused.append(fd)
+            raise OSError(errno.EINVAL, "not like this")
+        return real_read(fd, *rest)
+
+    monkeypatch.setattr(os, "open", opens)
+    monkeypatch.setattr(os, "preadv", reads)
+    assert seen(path, size) == data
+
+
+def test_what_is_not_as_it_should_be_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    with pytest.raises(CorruptData, match="No such file"):
+        seen(path, 1)
+    path.write_bytes(b"123")
+    with pytest.raises(CorruptData, match="3 bytes, the index says 4"):
+        seen(path, 4)
+
+
+def test_what_a_look_finds_wrong_in_any_piece_is_raised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scanning, "_PIECE_BYTES", 8192)
+    path = tmp_path / "file"
+    path.write_bytes(bytes(100_000))
+
+    def look(part: memoryview, at: int) -> None:
+        if at == 81_920:
+            raise CorruptData("here it is")
+
+    with pytest.raises(CorruptData, match="here it is"):
+        scan(path, 100_000, look)

@@ -105,6 +105,8 @@ def test_a_flipped_bit_in_the_replica(what: str, tmp_path: Path) -> None:
                     optimizer.state[weight]["momentum_buffer"] if what == "momentum" else weight
                 )
                 flip_in_replica(status["pid"], tensor, chance.randrange(8 * tensor.nbytes))
+            if step == 20 + 2 * EVERY:  # a shadow that lags would ask for it too late for this run
+                until(run, lambda s: s["repairs"])
             turn(model, optimizer)
         status = until(run, lambda s: s["replayed_step"] == 40)
         assert status["repairs"] == 1, "not found, or found again after the repair"

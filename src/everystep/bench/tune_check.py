@@ -35,9 +35,7 @@ _LOOK_SECONDS = (0.2, 0.6)
 _WRITES, _WRITES_MIN = 4, 8  # of the log, for each base: they are shorter
 _LOG_BYTES_MAX = 8 << 30  # unless so few writes say nothing
 _BASE_EVERY_MIN = 12
-_BASE_SPACING = (
-    2.5  # times as long as writing one: it is read back too, and some steps must be quiet
-)
+_BASE_SPACING = 2.5  # times its writing: it is read back, and then there must be quiet
 _TIMED_STEPS = 10
 _BATCH = 4
 _LOG = {"durable_every": "1h", "durable_log": _BATCH}
@@ -64,9 +62,7 @@ def tune_check(settings: Settings, say: Callable[[str], None]) -> dict[str, Any]
     with tempfile.TemporaryDirectory(prefix="everystep-bench-", dir=parent) as place:
         bench = _Bench(training, Path(place), settings.steps)
         disk = measure_disk(Path(place))
-        say(
-            f"disk: {disk.write_bytes_per_second / 1e9:.2f} GB/s, {1e3 * disk.sync_seconds:.2f} ms a sync"
-        )
+        say(f"disk: {disk.write_bytes_per_second / 1e9:.2f} GB/s")
         measured = bench.measured(settings.bases, disk)
         choice = _choose(measured, disk, settings)
         plan = {"durable_every": choice.plan.base_every, "durable_log": choice.plan.batch}
@@ -220,9 +216,8 @@ def _document(
     lost = [seconds for window in windows["plan"] for seconds in window.lost]
     beside = felt(lost, sum(sum(window.seconds) for window in windows["plan"]))
     predicted = choice.waste.overhead_percent
-    overhead = (
-        by_windows if choice.plan.batch or not lost[1:] else beside
-    )  # a log is beside every step
+    # a log is beside every step
+    overhead = by_windows if choice.plan.batch or not lost[1:] else beside
     apart = abs(predicted - overhead.percent)
     return {
         "model": settings.model,

@@ -3,6 +3,7 @@ lost, and others need it for what they read more than once."""
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 from collections.abc import Callable
@@ -38,7 +39,9 @@ def _read(fd: int, size: int, look: Callable[[memoryview, int], None]) -> None:
         blocks = min(_PIECE_BYTES, -(-size // BLOCK_BYTES) * BLOCK_BYTES)
         buffer = memoryview(mmap.mmap(-1, blocks))  # direct I/O wants whole pages
         for at in pieces:
-            look(buffer[: _read_at(fd, buffer, at)], at)
+            part = buffer[: min(_PIECE_BYTES, size - at)]
+            _fill(fd, buffer, len(part), at)
+            look(part, at)
 
     if size > _PIECE_BYTES:
         with ThreadPoolExecutor(_READERS, "everystep-scan") as pool:
@@ -46,6 +49,16 @@ def _read(fd: int, size: int, look: Callable[[memoryview, int], None]) -> None:
                 done.result()
     elif size:
         work()
+
+
+def _fill(fd: int, buffer: memoryview, size: int, at: int) -> None:
+    """Some file systems give less than they are asked for: that is no damage, an early end is."""
+    filled = 0
+    while filled < size:
+        count = _read_at(fd, buffer[filled:], at + filled)
+        if not count:
+            raise OSError(errno.EIO, f"it ends at byte {at + filled}")
+        filled += count
 
 
 def _read_at(fd: int, buffer: memoryview, at: int) -> int:

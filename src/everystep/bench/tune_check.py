@@ -25,6 +25,7 @@ from everystep.bench.clock import timed
 from everystep.bench.felt import Felt, felt, seconds_lost
 from everystep.bench.gpt import Training
 from everystep.errors import EverystepError
+from everystep.options import Options
 from everystep.session import Run
 from everystep.store.probe import Disk, measure_disk
 from everystep.tune.choose import Choice, choose
@@ -35,8 +36,9 @@ _LOOK_SECONDS = (0.2, 0.6)
 _WRITES, _WRITES_MIN = 4, 8  # of the log, for each base: they are shorter
 _LOG_BYTES_MAX = 8 << 30  # unless so few writes say nothing
 _BASE_EVERY_MIN = 12
-_BASE_SPACING = 2.5  # times its writing: it is read back, and then there must be quiet
+_QUIET_STEPS = 16  # between bases: as many as what is lost to one is compared with
 _TIMED_STEPS = 10
+_BASES_REPLACING = 2  # they take longest: each is read back, and an old one removed
 _BATCH = 4
 _LOG = {"durable_every": "1h", "durable_log": _BATCH}
 _RARELY = {"durable_every": "1h", "durable_log": 0}
@@ -108,7 +110,7 @@ class _Bench:
 
     def measured(self, count: int, disk: Disk) -> Measured:
         """What the shadow sees while bases are written too often, then the log, if the disk can follow."""
-        every = self._base_every(disk)
+        every = self._base_every()
         with self._attached("bases", {"durable_every": every, "durable_log": 0}) as run:
             first = run.status()["based_step"] or 0
             self._until(
@@ -129,12 +131,15 @@ class _Bench:
             log = run.status()["measured"]
         return dataclasses.replace(bases, **{k: v for k, v in log.items() if k.startswith("log_")})
 
-    def _base_every(self, disk: Disk) -> int:
+    def _base_every(self) -> int:
         """Steps from one base to the next, with enough of them in between that nothing is written beside."""
         step = statistics.mean(self._timed(None, _TIMED_STEPS))
-        state_bytes = sum(tensor.nbytes for tensor in self._training.tensors())
-        written = state_bytes / disk.write_bytes_per_second
-        return max(_BASE_EVERY_MIN, math.ceil(_BASE_SPACING * written / step))
+        self._spans = set()
+        with self._attached("first", {"durable_every": _BASE_EVERY_MIN, "durable_log": 0}) as run:
+            bases = Options().keep_last + _BASES_REPLACING
+            self._until(run, lambda _: len(self._spans) >= bases, bases)
+        longest = max(end - begin for begin, end in self._spans)
+        return max(_BASE_EVERY_MIN, math.ceil(longest / step) + _QUIET_STEPS)
 
     def window(self, name: str, options: dict[str, Any] | None) -> _Window:
         """A run of its own, once it does what it does in the long run. Windows are short: garbage of before

@@ -12,7 +12,6 @@ from everystep.errors import CorruptData
 
 _READERS = min(8, 2 * len(os.sched_getaffinity(0)))
 _PIECE_BYTES = 16 << 20
-_WILLNEED = 3
 _POPULATE_READ = 22  # MADV_POPULATE_READ, of Linux 5.14
 _libc = ctypes.CDLL(None)
 
@@ -33,9 +32,12 @@ def map_file(path: Path) -> memoryview:
 
 
 def read_ahead(view: memoryview, begin: int, end: int) -> None:
-    """These bytes of a mapped file will be wanted soon. Page faults bring them in piece by piece, one after
-    the other; a disk gives more to several readers, each of whom asks for a whole piece at once. Where a
-    kernel knows no such call, or the disk fails, whoever looks will see."""
+    """These bytes of a mapped file will be wanted soon. Page faults of one reader bring them in one after the
+    other; a disk gives more to several, each of whom maps a whole piece at once. Where a kernel knows no such
+    call, or the disk fails, whoever looks will see.
+
+    Asking for the piece with MADV_WILLNEED first made that half as fast (Linux 6.18, ext4).
+    """
     if end - begin <= _PIECE_BYTES:
         return
     start = ctypes.addressof(ctypes.c_char.from_buffer(view))
@@ -43,9 +45,8 @@ def read_ahead(view: memoryview, begin: int, end: int) -> None:
 
     def work() -> None:
         for at in pieces:
-            piece = ctypes.c_void_p(start + at), ctypes.c_size_t(min(_PIECE_BYTES, len(view) - at))
-            for advice in (_WILLNEED, _POPULATE_READ):
-                _libc.madvise(*piece, advice)
+            size = min(_PIECE_BYTES, len(view) - at)
+            _libc.madvise(ctypes.c_void_p(start + at), ctypes.c_size_t(size), _POPULATE_READ)
 
     for _ in range(_READERS):
         threading.Thread(target=work, name="everystep-read-ahead", daemon=True).start()

@@ -13,7 +13,7 @@ from everystep.core.retention import BaseFacts, Rules, Verdict, judge, log_begin
 from everystep.errors import CorruptData, StoreError
 from everystep.format.base import Point
 from everystep.store import layout
-from everystep.store.bases import BaseReader, open_checked, read_index
+from everystep.store.bases import BaseReader, check_file, read_index
 from everystep.store.commit import crash_point
 from everystep.store.log import LogReader
 from everystep.store.runs import Candidate, Lineage
@@ -94,7 +94,7 @@ def read_back(run: Path, candidate: Candidate) -> None:
     own = layout.base_dir(run, candidate.epoch, candidate.entry.step)
     for file in read_index(run, candidate).files:
         if (run / file.path).parent == own:
-            open_checked(run, file)
+            check_file(run, file)
 
 
 def unreferenced(run: Path, keep: list[Candidate]) -> list[Path]:

@@ -23,7 +23,7 @@ from everystep.format.log import (
 )
 from everystep.store import layout
 from everystep.store.commit import crash_point, make_dirs, sync_dir
-from everystep.store.mapped import map_file, read_ahead
+from everystep.store.mapped import looked_at_here_and_there, map_file, read_ahead
 from everystep.store.runs import Lineage, check_fence
 from everystep.store.stream import StreamWriter
 
@@ -150,7 +150,8 @@ class LogReader:
         if header.census != self._census:
             self.problems.append(f"log {path}: the model or its optimizers had changed")
             return False
-        wanted = self._wanted(data, path, last)
+        with looked_at_here_and_there(data):
+            wanted = self._wanted(data, path, last)
         if wanted:
             read_ahead(data, wanted[0].start, wanted[-1].start + wanted[-1].size)
         for head in wanted:

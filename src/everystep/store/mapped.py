@@ -6,6 +6,8 @@ import ctypes
 import mmap
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from everystep.errors import CorruptData
@@ -29,6 +31,20 @@ def map_file(path: Path) -> memoryview:
         return memoryview(mmap.mmap(fd, size, access=mmap.ACCESS_COPY))
     finally:
         os.close(fd)
+
+
+@contextmanager
+def looked_at_here_and_there(view: memoryview) -> Iterator[None]:
+    """Meanwhile a look at a mapped file brings in what is looked at, and not megabytes around it."""
+    file = view.obj
+    if not isinstance(file, mmap.mmap):  # an empty one
+        yield
+        return
+    file.madvise(mmap.MADV_RANDOM)
+    try:
+        yield
+    finally:
+        file.madvise(mmap.MADV_NORMAL)
 
 
 def read_ahead(view: memoryview, begin: int, end: int) -> None:

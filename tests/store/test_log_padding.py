@@ -14,6 +14,7 @@ from everystep.format.log import BLOCK_BYTES, LoggedRecord, census_digest
 from everystep.store import layout
 from everystep.store.log import LogReader, LogWriter
 from everystep.store.runs import Lineage
+from everystep.store.stream import BUFFER_BYTES
 
 CENSUS = Census((), (), "exact")
 RUN_ID = "cd" * 16
@@ -41,6 +42,29 @@ def test_every_length(first: bytes, tmp_path: Path) -> None:
     found = LogReader(tmp_path, lineage, Point(1, 0), CENSUS)
     assert found.problems == []
     assert [bytes(record.body) for record in found.records] == bodies
+
+
+def test_records_larger_than_what_is_written_at_once(tmp_path: Path) -> None:
+    """Their heads are written last: one that a crash left out ends the log before it."""
+    layout.epoch_dir(tmp_path, 1).mkdir(parents=True)
+    writer = LogWriter(tmp_path, RUN_ID, 1, census_digest(CENSUS))
+    bodies = [bytes([65 + step]) * (BUFFER_BYTES + 1000 * step) for step in range(4)]
+    for first in (0, 2):
+        writer.append(
+            [LoggedRecord(s + 1, s, memoryview(bodies[s])) for s in range(first, first + 2)]
+        )
+    path = writer.end[0]
+    writer.close()
+    lineage = Lineage(RUN_ID, [], [], ((1, None),))
+    found = LogReader(tmp_path, lineage, Point(1, 0), CENSUS)
+    assert [bytes(record.body) for record in found.records] == bodies
+    start = path.read_bytes().index(bodies[2][:100]) - HEAD_BYTES
+    with path.open("r+b") as file:
+        file.seek(start)
+        file.write(bytes(HEAD_BYTES))
+    found = LogReader(tmp_path, lineage, Point(1, 0), CENSUS)
+    assert found.end.step == 2
+    assert "not finished" in found.problems[0]
 
 
 def test_a_segment_of_a_newer_everystep_is_refused(

@@ -108,3 +108,51 @@ def test_a_full_disk_is_told_and_leaves_no_descriptor(
         write(tmp_path / "file", bytes(4 * BUFFER))
     held = [fd.resolve() for fd in Path("/proc/self/fd").iterdir()]
     assert tmp_path / "file" not in held
+
+
+@pytest.mark.parametrize("before", [0, 17, BUFFER - 8])
+@pytest.mark.parametrize("behind", [0, 100, BUFFER, 9 * BUFFER + 3])
+def test_a_hole_is_filled_after_what_comes_behind_it(
+    before: int, behind: int, tmp_path: Path
+) -> None:
+    first, last = os.urandom(before), os.urandom(behind)
+    writer = StreamWriter(tmp_path / "file", buffer_bytes=BUFFER)
+    writer.append(memoryview(first))
+    fill = writer.leave_hole(8)
+    assert fill is not None
+    writer.append(memoryview(last))
+    fill(b"12345678")
+    writer.append(memoryview(b"end"))
+    writer.finish()
+    writer.close()
+    assert (tmp_path / "file").read_bytes() == first + b"12345678" + last + b"end"
+
+
+def test_a_hole_lies_in_one_buffer_and_there_is_one_at_a_time(tmp_path: Path) -> None:
+    writer = StreamWriter(tmp_path / "file", buffer_bytes=BUFFER)
+    writer.append(memoryview(bytes(BUFFER - 7)))
+    assert writer.leave_hole(8) is None
+    assert writer.leave_hole(7) is not None
+    assert writer.leave_hole(1) is None
+    writer.close()
+
+
+def test_a_buffer_with_a_hole_is_not_written_before_it_is_filled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written, places = os.pwrite, []
+
+    def pwrite(fd: int, data: memoryview, at: int) -> int:
+        places.append(at)
+        return written(fd, data, at)
+
+    monkeypatch.setattr(stream.os, "pwrite", pwrite)
+    writer = StreamWriter(tmp_path / "file", buffer_bytes=BUFFER)
+    fill = writer.leave_hole(8)
+    assert fill is not None
+    writer.append(memoryview(bytes(6 * BUFFER)))
+    assert places and 0 not in places
+    fill(b"12345678")
+    writer.finish()
+    writer.close()
+    assert sorted(places) == [n * BUFFER for n in range(7)]

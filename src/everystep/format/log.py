@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -23,6 +23,7 @@ _MAGIC = 0x474F4C5045545345  # "ESTEPLOG"
 _RECORD_MAGIC = 0x44524F43455245
 _SEGMENT = struct.Struct("<QQ32sQQQQ")  # magic, version, run, epoch, after, census, checksum
 _RECORD = struct.Struct("<QQQQQQ")  # magic, step, after, body bytes, body checksum, chain
+HEAD_BYTES = _RECORD.size
 _VERSION = 2
 _PIECE_BYTES = 4 << 20  # of a body that is digested at once
 _digesters: list[ThreadPoolExecutor] = []  # one, once it was needed
@@ -74,12 +75,17 @@ def unpack_segment_header(data: memoryview, where: str) -> SegmentHeader:
 
 
 def body_checksum(body: memoryview) -> int:
-    """Of the digests of its pieces, which several threads make: a disk would wait for one."""
+    return begin_checksum(body)()
+
+
+def begin_checksum(body: memoryview) -> Callable[[], int]:
+    """Of the digests of its pieces, which several threads make, beside whoever will ask for it."""
     pieces = [body[at : at + _PIECE_BYTES] for at in range(0, len(body), _PIECE_BYTES)]
     if len(pieces) > 1 and not _digesters:
         _digesters.append(ThreadPoolExecutor(4, "everystep-digest"))
     digest = _digesters[0].map if len(pieces) > 1 else map
-    return xxhash.xxh3_64_intdigest(b"".join(digest(xxhash.xxh3_64_digest, pieces)))
+    digests = digest(xxhash.xxh3_64_digest, pieces)
+    return lambda: xxhash.xxh3_64_intdigest(b"".join(digests))
 
 
 class Chain:
@@ -88,11 +94,7 @@ class Chain:
     def __init__(self, header: SegmentHeader) -> None:
         self._link = xxhash.xxh3_64_intdigest(pack_segment_header(header))
 
-    def head(self, step: int, after: int, body: memoryview) -> bytes:
-        checksum = body_checksum(body)
-        return self._next(step, after, len(body), checksum)
-
-    def _next(self, step: int, after: int, size: int, checksum: int) -> bytes:
+    def head(self, step: int, after: int, size: int, checksum: int) -> bytes:
         told = struct.pack("<QQQQQ", self._link, step, after, size, checksum)
         self._link = xxhash.xxh3_64_intdigest(told)
         return _RECORD.pack(_RECORD_MAGIC, step, after, size, checksum, self._link)
@@ -100,7 +102,7 @@ class Chain:
     def follows(self, head: bytes) -> tuple[int, int, int, int] | None:
         """Step, step before, body's length and checksum; None if it is not the next head."""
         magic, step, after, size, checksum, _ = _RECORD.unpack(head)
-        if magic != _RECORD_MAGIC or self._next(step, after, size, checksum) != head:
+        if magic != _RECORD_MAGIC or self.head(step, after, size, checksum) != head:
             return None
         return step, after, size, checksum
 

@@ -11,10 +11,12 @@ from everystep.core.census import Census
 from everystep.errors import CorruptData, StoreError, UnknownVersion
 from everystep.format.base import Point
 from everystep.format.log import (
+    HEAD_BYTES,
     Chain,
     LoggedRecord,
     RecordHead,
     SegmentHeader,
+    begin_checksum,
     census_digest,
     pack_segment_header,
     read_heads,
@@ -86,10 +88,17 @@ class LogWriter:
         return stream
 
     def _fill(self, stream: StreamWriter, records: Sequence[LoggedRecord]) -> None:
+        """A head tells the checksum of its body, which is made while that is written."""
         assert self._chain is not None
-        for record in records:
-            stream.append(memoryview(self._chain.head(record.step, record.after, record.body)))
-            stream.append(record.body)
+        for step, after, body in records:
+            checksum = begin_checksum(body)
+            put_head = stream.leave_hole(HEAD_BYTES)
+            if put_head is None:
+                head = self._chain.head(step, after, len(body), checksum())
+                stream.append(memoryview(head))
+            stream.append(body)
+            if put_head is not None:
+                put_head(self._chain.head(step, after, len(body), checksum()))
 
     def _give_up(self) -> None:
         """The segment ends here; if nothing in it ever counted, it goes."""

@@ -11,6 +11,7 @@ import fcntl
 import mmap
 import os
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -31,6 +32,8 @@ class StreamWriter:
         self._writing: deque[tuple[Future[None], memoryview]] = deque()
         self._thread = ThreadPoolExecutor(_WRITERS, "everystep-write")
         self._current, self._filled = self._free.popleft(), 0
+        self._held: tuple[memoryview, int, memoryview] | None = None
+        self._hole = False  # in the current buffer, or in the one that is held
         self._written = 0
         self.bytes = 0
 
@@ -43,6 +46,24 @@ class StreamWriter:
             data = data[len(part) :]
             if self._filled == len(self._current):
                 self._submit()
+
+    def leave_hole(self, size: int) -> Callable[[bytes], None] | None:
+        """Room for bytes that are not known yet: what comes behind them can be written already. Returns how
+        they are put there, once, before anything is drained; None: there is no room for them together."""
+        room = self._current[self._filled : self._filled + size]
+        if len(room) < size or self._hole:
+            return None
+        self._hole = True
+        self.append(memoryview(bytes(size)))
+
+        def fill(data: bytes) -> None:
+            room[:] = data
+            self._hole = False
+            if self._held is not None:
+                held, self._held = self._held, None
+                self._write_beside(*held)
+
+        return fill
 
     def drain(self) -> None:
         """Everything was written when this returns, filled up with zeros to a whole block; not synced yet."""
@@ -69,13 +90,19 @@ class StreamWriter:
         os.close(self._fd)
 
     def _submit(self) -> None:
-        job = self._thread.submit(self._write, self._current[: self._filled], self._written)
-        self._writing.append((job, self._current))
+        part = self._current[: self._filled], self._written, self._current
         self._written += self._filled
         self._filled = 0
+        if self._hole and self._held is None:
+            self._held = part
+        else:
+            self._write_beside(*part)
         if not self._free:
             self._await_oldest()
         self._current = self._free.popleft()
+
+    def _write_beside(self, data: memoryview, at: int, buffer: memoryview) -> None:
+        self._writing.append((self._thread.submit(self._write, data, at), buffer))
 
     def _await_oldest(self) -> None:
         job, buffer = self._writing.popleft()

@@ -12,6 +12,7 @@ import dataclasses
 import gc
 import math
 import random
+import shutil
 import statistics
 import tempfile
 import time
@@ -74,7 +75,7 @@ def tune_check(settings: Settings, say: Callable[[str], None]) -> dict[str, Any]
         for _ in range(settings.rounds):
             for name, options in kinds.items():
                 windows[name].append(bench.window(name, options))
-                say(f"{name:>10}: {1e3 * windows[name][-1].mean:.2f} ms a step")
+                say(f"{name:>10}: {windows[name][-1].brief}")
     return _document(settings, training.device.type, choice, measured, windows)
 
 
@@ -85,6 +86,11 @@ class _Window(NamedTuple):
     @property
     def mean(self) -> float:
         return statistics.mean(self.seconds)
+
+    @property
+    def brief(self) -> str:
+        lost = f"; {1e3 * sum(self.lost):.1f} ms in all were lost to {len(self.lost)} bases"
+        return f"{1e3 * self.mean:.2f} ms a step{lost if self.lost else ''}"
 
 
 def _choose(measured: Measured, disk: Disk, settings: Settings) -> Choice:
@@ -164,6 +170,7 @@ class _Bench:
             run.resume()
             self._until(run, lambda s: s["warm"] and s["durable_step"] is not None)
             yield run
+        shutil.rmtree(path)  # all of them together would fill a small disk
 
     def _until(self, run: Run, reached: Callable[[dict[str, Any]], bool], bases: int = 1) -> None:
         patience = bases * _PATIENCE_SECONDS

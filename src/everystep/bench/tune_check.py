@@ -71,9 +71,9 @@ def tune_check(settings: Settings, say: Callable[[str], None]) -> dict[str, Any]
         plan = {"durable_every": choice.plan.base_every, "durable_log": choice.plan.batch}
         say(f"plan: {plan}, predicted {choice.waste.overhead_percent:.3f} %")
         windows: dict[str, list[_Window]] = {"none": [], "recording": [], "plan": []}
-        kinds = {"none": None, "recording": _RARELY, "plan": plan}
-        for _ in range(settings.rounds):
-            for name, options in kinds.items():
+        kinds = [("none", None), ("recording", _RARELY), ("plan", plan)]
+        for number in range(settings.rounds):
+            for name, options in kinds[:: 1 - 2 * (number % 2)]:
                 windows[name].append(bench.window(name, options))
                 say(f"{name:>10}: {windows[name][-1].brief}")
     return _document(settings, training.device.type, choice, measured, windows)
@@ -203,7 +203,7 @@ class _Bench:
 
 
 def _by_windows(windows: dict[str, list[_Window]]) -> Felt:
-    """Each window against the one right before it."""
+    """Each window against the one of its round: right before it, or right behind."""
     pairs = zip(windows["plan"], windows["recording"], strict=True)
     found = [100 * (plan.mean / recording.mean - 1) for plan, recording in pairs]
     error = statistics.stdev(found) / math.sqrt(len(found)) if found[1:] else math.inf

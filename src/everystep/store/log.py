@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
-from itertools import zip_longest
+from contextlib import nullcontext, suppress
+from itertools import islice, zip_longest
 from pathlib import Path
 
 from everystep.core.census import Census
@@ -30,6 +30,7 @@ from everystep.store.runs import Lineage, check_fence
 from everystep.store.stream import StreamWriter
 
 _SEGMENT_BYTES = 1 << 30  # a new one is begun behind it
+_FAR_BYTES = 1 << 20
 
 
 class LogWriter:
@@ -103,7 +104,7 @@ class LogWriter:
     def _give_up(self) -> None:
         """The segment ends here; if nothing in it ever counted, it goes."""
         path, counts = self._path, self._counts
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             self.close()
         if path is not None and not counts:
             path.unlink(missing_ok=True)
@@ -159,7 +160,7 @@ class LogReader:
         if header.census != self._census:
             self.problems.append(f"log {path}: the model or its optimizers had changed")
             return False
-        with looked_at_here_and_there(data):
+        with looked_at_here_and_there(data) if _far_apart(data) else nullcontext():
             wanted = self._wanted(data, path, last)
         if wanted:
             read_ahead(data, wanted[0].start, wanted[-1].start + wanted[-1].size)
@@ -187,6 +188,13 @@ class LogReader:
 
 
 _FOREVER = 1 << 62
+
+
+def _far_apart(data: memoryview) -> bool:
+    """Whether heads lie so far from each other that reading all that lies between takes longer."""
+    with suppress(CorruptData):
+        return any(head.size >= _FAR_BYTES for head in islice(read_heads(data, ""), 1))
+    return False
 
 
 def drop_old_segments(run: Path, lineage: Lineage, oldest_step: int) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,10 +14,10 @@ from everystep.errors import UnknownVersion
 from everystep.format import log as log_format
 from everystep.format.base import Point
 from everystep.format.log import BLOCK_BYTES, LoggedRecord, census_digest
-from everystep.store import layout
+from everystep.store import layout, stream
 from everystep.store.log import LogReader, LogWriter
 from everystep.store.runs import Lineage
-from everystep.store.stream import BUFFER_BYTES
+from everystep.store.stream import BUFFER_BYTES, StreamWriter
 
 CENSUS = Census((), (), "exact")
 RUN_ID = "cd" * 16
@@ -65,6 +68,71 @@ def test_records_larger_than_what_is_written_at_once(tmp_path: Path) -> None:
     found = LogReader(tmp_path, lineage, Point(1, 0), CENSUS)
     assert found.end.step == 2
     assert "not finished" in found.problems[0]
+
+
+@pytest.fixture
+def small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records of some thousand bytes are larger than what is written at once."""
+    options = StreamWriter.__init__.__kwdefaults__
+    assert options is not None
+    monkeypatch.setitem(options, "buffer_bytes", 2 * BLOCK_BYTES)
+
+
+BODIES = [bytes([65 + step]) * size for step, size in enumerate((30_000, 100, 20_000, 50_000, 9))]
+
+
+def write_batches(writer: LogWriter, *batches: range) -> None:
+    for steps in batches:
+        writer.append([LoggedRecord(s + 1, s, memoryview(BODIES[s])) for s in steps])
+
+
+@pytest.mark.usefixtures("small_buffers")
+def test_whatever_blocks_a_crash_left_out_of_the_last_batch(tmp_path: Path) -> None:
+    """Its parts are not written in order: what was synced before counts, and of it nothing but a prefix."""
+    layout.epoch_dir(tmp_path, 1).mkdir(parents=True)
+    writer = LogWriter(tmp_path, RUN_ID, 1, census_digest(CENSUS))
+    write_batches(writer, range(2))
+    path, synced = writer.end
+    write_batches(writer, range(2, 5))
+    writer.close()
+    whole = path.read_bytes()
+    for at in range(synced, len(whole), BLOCK_BYTES):
+        path.write_bytes(whole[:at] + bytes(BLOCK_BYTES) + whole[at + BLOCK_BYTES :])
+        found = LogReader(tmp_path, Lineage(RUN_ID, [], [], ((1, None),)), Point(1, 0), CENSUS)
+        count = len(found.records)
+        assert 2 <= count < 5
+        assert [bytes(record.body) for record in found.records] == BODIES[:count]
+
+
+@pytest.mark.usefixtures("small_buffers")
+def test_a_disk_that_is_full_at_any_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while a head is still to be written: nothing of that batch counts, and the next one does."""
+    written = os.pwrite
+    failed = set()
+    for number in range(1, 40):
+        run = tmp_path / str(number)
+        layout.epoch_dir(run, 1).mkdir(parents=True)
+        writer = LogWriter(run, RUN_ID, 1, census_digest(CENSUS))
+        write_batches(writer, range(2))
+        left = iter(range(number))
+
+        def pwrite(fd: int, data: memoryview, at: int, left: Iterator[int] = left) -> int:
+            if next(left, None) is None:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return written(fd, data, at)
+
+        with monkeypatch.context() as full:
+            full.setattr(stream.os, "pwrite", pwrite)
+            try:
+                write_batches(writer, range(2, 5))
+            except OSError:
+                failed.add(number)
+        if number in failed:
+            write_batches(writer, range(2, 5))
+        writer.close()
+        found = LogReader(run, Lineage(RUN_ID, [], [], ((1, None),)), Point(1, 0), CENSUS)
+        assert [bytes(record.body) for record in found.records] == BODIES
+    assert failed == set(range(1, len(failed) + 1)) and len(failed) > 5
 
 
 def test_a_segment_of_a_newer_everystep_is_refused(

@@ -10,8 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from everystep.store.mapped import looked_at_here_and_there, map_file, read_ahead
+from everystep.core.census import Census
+from everystep.format.base import Point
+from everystep.format.log import LoggedRecord, census_digest
+from everystep.store import layout, log
+from everystep.store.log import LogWriter
+from everystep.store.mapped import expect_hops, map_file, read_ahead
+from everystep.store.runs import Lineage
 
+RUN_ID = "cd" * 16
 _MIB = 1 << 20
 _SIZE = 32 * _MIB
 
@@ -28,34 +35,50 @@ def forgotten(tmp_path: Path) -> memoryview:
     """A mapped file of which the page cache holds nothing."""
     path = tmp_path / "data"
     path.write_bytes(b"\1" * _SIZE)
+    _forget(path)
+    return map_file(path)
+
+
+def _forget(path: Path) -> None:
     with path.open("rb") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    view = map_file(path)
-    if _resident_bytes(view):
+    if _resident_bytes(map_file(path)):
         pytest.skip("this file system keeps its files in memory")
-    return view
 
 
-def test_a_look_here_and_there_reads_no_more_than_that(forgotten: memoryview) -> None:
+def test_a_look_that_hops_reads_no_more_than_that(forgotten: memoryview) -> None:
     places = range(0, _SIZE, 8 * _MIB)
-    with looked_at_here_and_there(forgotten):
-        assert all(forgotten[at] == 1 for at in places)
+    expect_hops(forgotten, True)
+    assert all(forgotten[at] == 1 for at in places)
     assert _resident_bytes(forgotten) <= len(places) * 16 * mmap.PAGESIZE
-
-
-def test_afterwards_neighbours_are_read_too(forgotten: memoryview) -> None:
-    with looked_at_here_and_there(forgotten):
-        pass
-    assert forgotten[0] == 1
-    assert _resident_bytes(forgotten) > 16 * mmap.PAGESIZE
+    expect_hops(forgotten, False)
+    assert forgotten[4 * _MIB] == 1
+    assert _resident_bytes(forgotten) > (len(places) + 1) * 16 * mmap.PAGESIZE
 
 
 def test_an_empty_file_can_be_looked_at(tmp_path: Path) -> None:
     path = tmp_path / "empty"
     path.touch()
-    with looked_at_here_and_there(map_file(path)):
-        pass
+    expect_hops(map_file(path), True)
+
+
+def test_a_log_is_not_read_for_its_heads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of large records only those that are wanted come in, and what the disk reads ahead of them."""
+    size = 4 * _MIB
+    layout.epoch_dir(tmp_path, 1).mkdir(parents=True)
+    census = Census((), (), "exact")
+    writer = LogWriter(tmp_path, RUN_ID, 1, census_digest(census))
+    writer.append([LoggedRecord(s + 1, s, memoryview(bytes(size))) for s in range(32)])
+    path = writer.end[0]
+    writer.close()
+    _forget(path)
+    views = []
+    monkeypatch.setattr(log, "map_file", lambda path: views.append(map_file(path)) or views[-1])
+    lineage = Lineage(RUN_ID, [], [], ((1, None),))
+    reader = log.LogReader(tmp_path, lineage, Point(1, 31), census)
+    assert [record.step for record in reader.records] == [32]
+    assert size < _resident_bytes(views[0]) < 6 * size
 
 
 def test_what_is_read_ahead_comes_without_a_look(forgotten: memoryview) -> None:

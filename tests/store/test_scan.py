@@ -74,15 +74,24 @@ def test_a_file_that_ends_while_it_is_read(tmp_path: Path, monkeypatch: pytest.M
         seen(path, 24_576)
 
 
+def _refuse_to_map(path: Path) -> memoryview:
+    raise AssertionError(f"{path} was mapped")
+
+
 def test_verify_reads_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     EpochWriter(tmp_path / "run", None, Rules(1)).commit(_snapshot(1 << 20))
-
-    def from_the_page_cache(path: Path) -> memoryview:
-        raise AssertionError(f"{path} was mapped")
-
-    monkeypatch.setattr(bases, "map_file", from_the_page_cache)
+    monkeypatch.setattr(bases, "map_file", _refuse_to_map)
     report = verify_run(tmp_path / "run")
     assert not report.problems and report.bytes > 1 << 20
+
+
+def test_a_base_is_read_back_from_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer, snapshot = EpochWriter(tmp_path / "run", None, Rules(1)), _snapshot(1 << 20)
+    writer.commit(snapshot)
+    writer.commit(snapshot._replace(step=snapshot.step + 1))
+    monkeypatch.setattr(bases, "map_file", _refuse_to_map)
+    writer.retain()
+    assert [entry.step for entry in writer.manifest.bases] == [snapshot.step + 1]
 
 
 def test_what_is_not_as_it_should_be_is_said(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ class Everystep(Nothing):
         stored = everystep.open_run(self._run.path).steps
         counted = (
             *("stall_seconds", "device_stall_seconds", "records_let_go", "rebases"),
-            *("log_bytes_written", "log_records_let_go"),
+            *("bases_written", "log_bytes_written", "log_records_let_go"),
         )
         return {
             **{name: before[name] - self._before[name] for name in counted},

@@ -1,9 +1,9 @@
 """`everystep bench tune`: the overhead that the tuner predicts for its plan, against the measured one.
 
 First bases are written much too often, then the log: that shows what each costs. Then the plan is chosen and
-followed, in windows that lie between windows of recording without writing. What it costs is told twice: by
-these windows, and by the steps beside each base. Of a plan without a log the second counts: two runs that do
-the same may differ by more than bases cost.
+followed, in windows each of which lies beside one of recording without writing. What it costs is told twice:
+by these windows, and by the steps beside each base. Of a plan without a log the second counts: two runs that
+do the same may differ by more than bases cost.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from everystep.bench.clock import timed
 from everystep.bench.felt import Felt, felt, seconds_lost
 from everystep.bench.gpt import Training
 from everystep.errors import EverystepError
-from everystep.options import Options
+from everystep.options import resolve
 from everystep.session import Run
 from everystep.store.probe import Disk, measure_disk
 from everystep.tune.choose import Choice, choose
@@ -142,7 +142,7 @@ class _Bench:
         step = statistics.mean(self._timed(None, _TIMED_STEPS))
         self._spans = set()
         with self._attached("first", {"durable_every": _BASE_EVERY_MIN, "durable_log": 0}) as run:
-            bases = Options().keep_last + _BASES_REPLACING
+            bases = resolve({}).keep_last + _BASES_REPLACING
             self._until(run, lambda _: len(self._spans) >= bases, bases)
         longest = max(end - begin for begin, end in self._spans)
         return max(_BASE_EVERY_MIN, math.ceil(longest / step) + _QUIET_STEPS)
@@ -170,7 +170,7 @@ class _Bench:
             run.resume()
             self._until(run, lambda s: s["warm"] and s["durable_step"] is not None)
             yield run
-        shutil.rmtree(path)  # all of them together would fill a small disk
+        shutil.rmtree(path, ignore_errors=True)  # all of them together would fill a small disk
 
     def _until(self, run: Run, reached: Callable[[dict[str, Any]], bool], bases: int = 1) -> None:
         patience = bases * _PATIENCE_SECONDS

@@ -221,7 +221,9 @@ def bench_tune(
     batch: _Batch = 8,
     optimizer: _Optimizer = "adamw",
     steps: Annotated[int, typer.Option(help="Of each window that is measured.")] = 60,
-    rounds: Annotated[int, typer.Option(help="Windows of each kind.")] = 3,
+    rounds: Annotated[
+        int, typer.Option(help="Windows of each kind: an even number, their order turns.")
+    ] = 4,
     bases: Annotated[int, typer.Option(help="Written first, to see what they cost.")] = 8,
     mtbf: Annotated[str, typer.Option(help="Short, so that the plan's bases fit a window.")] = "1m",
     budget: Annotated[float, typer.Option(help="Percent that training may lose.")] = 5.0,
@@ -272,6 +274,7 @@ def _methods(document: dict[str, Any]) -> Table:
         "host stall",
         "device stall",
         "lag",
+        "bases",
     )
     rows = []
     for name, found in document["methods"].items():
@@ -287,6 +290,7 @@ def _methods(document: dict[str, Any]) -> Table:
                 "" if stall is None else f"{stall:.3f} s",
                 "" if device is None else f"{device:.3f} s",
                 "" if found.get("lag_steps") is None else found["lag_steps"],
+                found.get("bases_written", ""),
             )
         )
     title = f"{document['model']}, batch {document['batch']}, every {document['every']}"

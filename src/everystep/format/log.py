@@ -79,13 +79,15 @@ def body_checksum(body: memoryview) -> int:
 
 
 def begin_checksum(body: memoryview) -> Callable[[], int]:
-    """Of the digests of its pieces, which several threads make, beside whoever will ask for it."""
+    """Of the digests of its pieces. If there are several, so are the threads that make them, beside whoever
+    will ask for it."""
     pieces = [body[at : at + _PIECE_BYTES] for at in range(0, len(body), _PIECE_BYTES)]
-    if len(pieces) > 1 and not _digesters:
+    if len(pieces) <= 1:
+        return lambda: xxhash.xxh3_64_intdigest(b"".join(map(xxhash.xxh3_64_digest, pieces)))
+    if not _digesters:
         _digesters.append(ThreadPoolExecutor(4, "everystep-digest"))
-    digest = _digesters[0].map if len(pieces) > 1 else map
-    digests = digest(xxhash.xxh3_64_digest, pieces)
-    return lambda: xxhash.xxh3_64_intdigest(b"".join(digests))
+    begun = [_digesters[0].submit(xxhash.xxh3_64_digest, piece) for piece in pieces]
+    return lambda: xxhash.xxh3_64_intdigest(b"".join(digest.result() for digest in begun))
 
 
 class Chain:

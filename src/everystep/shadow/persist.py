@@ -33,10 +33,8 @@ class PersistState(msgspec.Struct):
     durable_time: float = 0.0
     bytes_written: int = 0
     write_bytes_per_second: float = 0.0  # of the newest base
-    bases: int = (
-        0  # written beside the main thread, and the seconds they took: copy, commit, clearing up
-    )
-    write_seconds: float = 0.0
+    bases: int = 0  # written beside the main thread
+    write_seconds: float = 0.0  # that they took: copy, commit, clearing up
     failures: int = 0  # since the last success
     failures_total: int = 0
     retry_at: float = 0.0

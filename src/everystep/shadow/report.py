@@ -54,6 +54,7 @@ def describe_store(persister: Persister, log: LogKeeper | None, shipper: Shipper
         "durable_step": step,
         "durable_age_seconds": None if step is None else time.time() - written,
         "based_step": state.durable.step if state.durable else None,
+        "bases_written": state.bases,
         "durable_bytes": total,
         "log_records_let_go": log.let_go if log else 0,
         "log_bytes_written": log.bytes_written if log else 0,

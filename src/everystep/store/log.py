@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext, suppress
-from itertools import islice, zip_longest
+from contextlib import suppress
+from itertools import zip_longest
 from pathlib import Path
 
 from everystep.core.census import Census
@@ -25,12 +25,12 @@ from everystep.format.log import (
 )
 from everystep.store import layout
 from everystep.store.commit import crash_point, make_dirs, sync_dir
-from everystep.store.mapped import looked_at_here_and_there, map_file, read_ahead
+from everystep.store.mapped import expect_hops, map_file, read_ahead
 from everystep.store.runs import Lineage, check_fence
 from everystep.store.stream import StreamWriter
 
 _SEGMENT_BYTES = 1 << 30  # a new one is begun behind it
-_FAR_BYTES = 1 << 20
+_FAR_BYTES = 1 << 20  # reading so much takes longer than going to what lies behind it
 
 
 class LogWriter:
@@ -89,7 +89,7 @@ class LogWriter:
         return stream
 
     def _fill(self, stream: StreamWriter, records: Sequence[LoggedRecord]) -> None:
-        """A head tells the checksum of its body, which is made while that is written."""
+        """A head tells the checksum of its body: of a large one it is made while that is written."""
         assert self._chain is not None
         for step, after, body in records:
             checksum = begin_checksum(body)
@@ -154,14 +154,14 @@ class LogReader:
     def _take(self, path: Path, run_id: str, epoch: int, last: int) -> bool:
         """The same from one segment."""
         data = map_file(path)
+        expect_hops(data, True)
         header = unpack_segment_header(data, str(path))
         if (header.run_id, header.epoch) != (run_id, epoch):
             raise CorruptData(f"read {path}: it belongs to another run or epoch")
         if header.census != self._census:
             self.problems.append(f"log {path}: the model or its optimizers had changed")
             return False
-        with looked_at_here_and_there(data) if _far_apart(data) else nullcontext():
-            wanted = self._wanted(data, path, last)
+        wanted = self._wanted(data, path, last)
         if wanted:
             read_ahead(data, wanted[0].start, wanted[-1].start + wanted[-1].size)
         for head in wanted:
@@ -174,27 +174,24 @@ class LogReader:
         return True
 
     def _wanted(self, data: memoryview, path: Path, last: int) -> list[RecordHead]:
-        """Bodies that the base holds already are not read: they may be damaged."""
-        found = []
+        """Bodies that the base holds already are not read: they may be damaged. Other bodies will be, so that
+        it is small ones only that are read along."""
+        found, hops = [], True
         try:
             for head in read_heads(data, str(path)):
+                if hops != (head.size >= _FAR_BYTES):
+                    expect_hops(data, hops := not hops)
                 if head.step > last:
                     break
                 if head.step > self.end.step or head.after >= self.end.step:
                     found.append(head)
         except CorruptData as error:  # a torn end
             self.problems.append(str(error))
+        expect_hops(data, False)
         return found
 
 
 _FOREVER = 1 << 62
-
-
-def _far_apart(data: memoryview) -> bool:
-    """Whether heads lie so far from each other that reading all that lies between takes longer."""
-    with suppress(CorruptData):
-        return any(head.size >= _FAR_BYTES for head in islice(read_heads(data, ""), 1))
-    return False
 
 
 def drop_old_segments(run: Path, lineage: Lineage, oldest_step: int) -> None:

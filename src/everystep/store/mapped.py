@@ -6,8 +6,7 @@ import ctypes
 import mmap
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from pathlib import Path
 
 from everystep.errors import CorruptData
@@ -33,26 +32,21 @@ def map_file(path: Path) -> memoryview:
         os.close(fd)
 
 
-@contextmanager
-def looked_at_here_and_there(view: memoryview) -> Iterator[None]:
-    """Meanwhile a look at a mapped file brings in what is looked at, and not megabytes around it."""
-    file = view.obj
-    if not isinstance(file, mmap.mmap):  # an empty one
-        yield
-        return
-    file.madvise(mmap.MADV_RANDOM)
-    try:
-        yield
-    finally:
-        file.madvise(mmap.MADV_NORMAL)
+def expect_hops(view: memoryview, hops: bool) -> None:
+    """Whether the next look at a mapped file lies far behind the last one: then what is looked at is brought
+    in, and not megabytes around it. A kernel may not care."""
+    if isinstance(view.obj, mmap.mmap):
+        with suppress(OSError):
+            view.obj.madvise(mmap.MADV_RANDOM if hops else mmap.MADV_NORMAL)
 
 
 def read_ahead(view: memoryview, begin: int, end: int) -> None:
     """These bytes of a mapped file will be wanted soon. Page faults of one reader bring them in one after the
-    other; a disk gives more to several, each of whom maps a whole piece at once. Where a kernel knows no such
-    call, or the disk fails, whoever looks will see.
+    other; a disk gives more to several, each of whom maps a whole piece at once. If the disk fails, whoever
+    looks will see.
 
-    Asking for the piece with MADV_WILLNEED first made that half as fast (Linux 6.18, ext4).
+    Older kernels are asked to bring it in; where a piece can be mapped, that came at half the rate (Linux
+    6.18, ext4).
     """
     if end - begin <= _PIECE_BYTES:
         return
@@ -61,8 +55,9 @@ def read_ahead(view: memoryview, begin: int, end: int) -> None:
 
     def work() -> None:
         for at in pieces:
-            size = min(_PIECE_BYTES, len(view) - at)
-            _libc.madvise(ctypes.c_void_p(start + at), ctypes.c_size_t(size), _POPULATE_READ)
+            piece = ctypes.c_void_p(start + at), ctypes.c_size_t(min(_PIECE_BYTES, len(view) - at))
+            if _libc.madvise(*piece, _POPULATE_READ):
+                _libc.madvise(*piece, mmap.MADV_WILLNEED)
 
     for _ in range(_READERS):
         threading.Thread(target=work, name="everystep-read-ahead", daemon=True).start()

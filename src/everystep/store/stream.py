@@ -16,7 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 BUFFER_BYTES = 16 << 20  # `everystep bench copy` measures which size a disk likes
-DEPTH = 4  # buffers: one is filled, two are written, one waits, so that the disk never does
+DEPTH = 5  # buffers: one is filled, two are written, one waits, so that the disk never does; one is held
 _WRITERS = 2
 BLOCK_BYTES = 4096
 REFUSED = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP)
@@ -57,6 +57,7 @@ class StreamWriter:
         self.append(memoryview(bytes(size)))
 
         def fill(data: bytes) -> None:
+            assert self._hole, "a hole is filled once"
             room[:] = data
             self._hole = False
             if self._held is not None:
@@ -67,6 +68,7 @@ class StreamWriter:
 
     def drain(self) -> None:
         """Everything was written when this returns, filled up with zeros to a whole block; not synced yet."""
+        assert not self._hole, "a hole is filled before anything is drained"
         self.append(memoryview(bytes(-self.bytes % BLOCK_BYTES)))
         if self._filled:
             self._submit()

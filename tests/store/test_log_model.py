@@ -10,6 +10,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -18,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from everystep.core.census import Census
 from everystep.errors import CorruptData, Fenced
 from everystep.format.base import Point
-from everystep.format.log import LoggedRecord, census_digest, read_heads
+from everystep.format.log import BLOCK_BYTES, HEAD_BYTES, LoggedRecord, census_digest, read_heads
 from everystep.store import layout, stream
 from everystep.store import log as log_module
 from everystep.store.log import LogReader, LogWriter, drop_old_segments
@@ -26,6 +27,7 @@ from everystep.store.mapped import map_file
 from everystep.store.runs import Lineage
 
 RUN_ID = "ab" * 16
+STREAM_DEFAULTS = stream.StreamWriter.__init__.__kwdefaults__ or {}
 CENSUS = Census((), (), "exact")
 lengths = st.integers(0, 200) | st.integers(3000, 9000)
 # of a seed, not drawn byte by byte: fifty operations of these lengths are more than hypothesis draws
@@ -37,10 +39,14 @@ bodies = st.builds(
 class LogModel(RuleBasedStateMachine):
     """`held` is what must be readable: step to body, behind `base`."""
 
-    @initialize(segment_bytes=st.sampled_from([4096, 20_000, 1 << 30]))
-    def begin(self, segment_bytes: int) -> None:
+    @initialize(
+        segment_bytes=st.sampled_from([4096, 20_000, 1 << 30]),
+        buffer_bytes=st.sampled_from([4096, stream.BUFFER_BYTES]),
+    )
+    def begin(self, segment_bytes: int, buffer_bytes: int) -> None:
         self.run = Path(tempfile.mkdtemp())
         log_module._SEGMENT_BYTES = segment_bytes
+        STREAM_DEFAULTS["buffer_bytes"] = buffer_bytes  # many records are larger than a small one
         self.base, self.step = Point(1, 0), 0
         self.held: dict[int, bytes] = {}
         self.path: list[tuple[int, int | None]] = []
@@ -83,6 +89,31 @@ class LogModel(RuleBasedStateMachine):
             self.step += 1
             self.held[self.step] = body
         self.it_holds_what_it_should()  # who recovers now finds that and no more
+        self.go_on_at(self.step)
+
+    @rule(batch=st.lists(bodies, min_size=1, max_size=4), place=st.floats(0, 1, exclude_max=True))
+    def crash_leaving_a_block_out(self, batch: list[bytes], place: float) -> None:
+        """Buffers are not written in order: some block of an unfinished batch may be missing."""
+        epoch = self.path[-1][0]
+        before = {p: p.stat().st_size for p in layout.segments(self.run, epoch)}
+        steps = range(self.step + 1, self.step + 1 + len(batch))
+        self.writer.append(
+            [LoggedRecord(s, s - 1, memoryview(b)) for s, b in zip(steps, batch, strict=True)]
+        )
+        newest = layout.segments(self.run, epoch)[-1]
+        start = before.get(newest, BLOCK_BYTES)
+        blocks = (newest.stat().st_size - start) // BLOCK_BYTES
+        at = start + int(place * blocks) * BLOCK_BYTES
+        with newest.open("r+b") as file:
+            file.seek(at)
+            file.write(bytes(BLOCK_BYTES))
+        ends = start + np.cumsum([HEAD_BYTES + len(body) for body in batch])
+        untouched = int((ends <= at).sum())
+        read = len(self.read().records) - len(self.held)
+        assert untouched <= read <= len(batch)
+        self.held |= dict(zip(steps[:read], batch[:read], strict=True))
+        self.step += read
+        self.it_holds_what_it_should()
         self.go_on_at(self.step)
 
     @rule(back=st.integers(0, 6))
@@ -161,6 +192,7 @@ class LogModel(RuleBasedStateMachine):
             self.writer.close()
             shutil.rmtree(self.run)
         log_module._SEGMENT_BYTES = 1 << 30
+        STREAM_DEFAULTS["buffer_bytes"] = stream.BUFFER_BYTES
 
 
 OPERATIONS = int(os.environ.get("EVERYSTEP_LOG_OPERATIONS", "1000"))

@@ -13,7 +13,7 @@ from everystep.core.census import Census
 from everystep.errors import UnknownVersion
 from everystep.format import log as log_format
 from everystep.format.base import Point
-from everystep.format.log import BLOCK_BYTES, LoggedRecord, census_digest
+from everystep.format.log import BLOCK_BYTES, HEAD_BYTES, LoggedRecord, census_digest
 from everystep.store import layout, stream
 from everystep.store.log import LogReader, LogWriter
 from everystep.store.runs import Lineage
@@ -21,7 +21,6 @@ from everystep.store.stream import BUFFER_BYTES, StreamWriter
 
 CENSUS = Census((), (), "exact")
 RUN_ID = "cd" * 16
-HEAD_BYTES = 48
 
 
 @pytest.mark.parametrize("first", [b"\0", b"\x45", b"\xff"])

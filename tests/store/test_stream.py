@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 import threading
 import time
 from pathlib import Path
@@ -115,7 +116,8 @@ def test_a_full_disk_is_told_and_leaves_no_descriptor(
 def test_a_hole_is_filled_after_what_comes_behind_it(
     before: int, behind: int, tmp_path: Path
 ) -> None:
-    first, last = os.urandom(before), os.urandom(behind)
+    chance = random.Random(before + behind)
+    first, last = chance.randbytes(before), chance.randbytes(behind)
     writer = StreamWriter(tmp_path / "file", buffer_bytes=BUFFER)
     writer.append(memoryview(first))
     fill = writer.leave_hole(8)

@@ -73,7 +73,7 @@ def tune_check(settings: Settings, say: Callable[[str], None]) -> dict[str, Any]
         windows: dict[str, list[_Window]] = {"none": [], "recording": [], "plan": []}
         kinds = [("none", None), ("recording", _RARELY), ("plan", plan)]
         for number in range(settings.rounds):
-            for name, options in kinds[:: 1 - 2 * (number % 2)]:
+            for name, options in reversed(kinds) if number % 2 else kinds:
                 windows[name].append(bench.window(name, options))
                 say(f"{name:>10}: {windows[name][-1].brief}")
     return _document(settings, training.device.type, choice, measured, windows)

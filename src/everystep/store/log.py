@@ -174,8 +174,8 @@ class LogReader:
         return True
 
     def _wanted(self, data: memoryview, path: Path, last: int) -> list[RecordHead]:
-        """Bodies that the base holds already are not read: they may be damaged. Other bodies will be, so that
-        it is small ones only that are read along."""
+        """Bodies that the base holds already are not read: they may be damaged. Large ones
+        are not read here at all, one behind the other: `read_ahead` brings in several at once."""
         found, hops = [], True
         try:
             for head in read_heads(data, str(path)):

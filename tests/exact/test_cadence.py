@@ -52,6 +52,8 @@ def test_periodic_bases_are_durable_states_of_the_run(tmp_path: Path) -> None:
     steps = everystep.open_run(run).steps
     assert steps[0] == 0 and steps[-1] == 23, steps
     assert 3 <= len(steps) <= 23 // 5 + 2, steps
+    # the last is written at close, and one may just have been under way
+    assert len(steps) - 2 <= status["bases_written"] <= len(steps), status["bases_written"]
     for step in steps:
         fresh = build()
         assert everystep.restore(run, fresh.model, fresh.optimizer, step=step) == step

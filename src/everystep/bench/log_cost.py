@@ -29,7 +29,7 @@ from everystep.store.runs import claim_epoch
 _DISK_BYTES = 2 << 30
 _BATCH_BYTES = 512 << 20  # what is gathered before a sync, at least
 _WAIT_SECONDS = 120.0
-_ROUNDS = 5
+_ROUNDS = 5  # a disk that others use too changes its rate by half from one second to the next
 
 
 def log_cost(
@@ -51,16 +51,17 @@ def log_cost(
         found = {"model": model, "compression": compression or "none", **trained}
         found |= _redo(training, run, steps)
         found["redo_is_faster"] = found["trained_seconds"] / found["redo_seconds"]
-        rates = disk(Path(place), _DISK_BYTES)
         dense = sum(p.nbytes for p in training.model.parameters())
-        written = _write_rate(Path(place) / "written", dense)
+        rounds = [_rates(Path(place), dense) for _ in range(_ROUNDS)]
+        written, best, read = (statistics.median(column) for column in zip(*rounds, strict=True))
         return {
             **found,
             "log_write_bytes_per_second": written,
-            "disk_write_bytes_per_second": rates["best"],
-            "write_share_percent": 100 * written / rates["best"],
-            "disk_read_bytes_per_second": rates["read"],
-            "base_load_share_percent": 100 * found["base_load_bytes_per_second"] / rates["read"],
+            "disk_write_bytes_per_second": best,
+            "write_share_percent": 100 * written / best,
+            "write_share_percent_each": [100 * log / most for log, most, _ in rounds],
+            "disk_read_bytes_per_second": read,
+            "base_load_share_percent": 100 * found["base_load_bytes_per_second"] / read,
         }
 
 
@@ -107,8 +108,7 @@ def _train(training: Training, run: Path, steps: int) -> dict[str, Any]:
 
 
 def _redo(training: Training, run: Path, steps: int) -> dict[str, Any]:
-    """Loading the base, and what the log takes on top of that: to be read and checked, and to be redone;
-    again and again: a disk that others use too changes its rate by half from one second to the next."""
+    """Loading the base, and what the log takes on top of that: to be read and checked, and to be redone."""
     expected = [t.clone() for t in training.tensors()]
     base = everystep.open_run(run).steps[-1]
     _forget(path for path in run.rglob("*") if path.is_file())
@@ -171,6 +171,13 @@ def _forget(paths: Iterable[Path]) -> None:
         fd = os.open(path, os.O_RDONLY)
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         os.close(fd)
+
+
+def _rates(place: Path, record_bytes: int) -> tuple[float, float, float]:
+    """Of a log, of the disk's best way to write, and of reading, one right behind the other."""
+    raw = disk(place, _DISK_BYTES)
+    with tempfile.TemporaryDirectory(prefix="written-", dir=place) as folder:
+        return _write_rate(Path(folder), record_bytes), raw["best"], raw["read"]
 
 
 def _write_rate(run: Path, record_bytes: int) -> float:

@@ -39,8 +39,15 @@ def shadows_in(folder: Path) -> list[int]:
     return found
 
 
+@pytest.fixture
+def own_patches() -> Iterator[pytest.MonkeyPatch]:
+    """For what is set up here: whatever a test has patched is itself again when this is torn down."""
+    with pytest.MonkeyPatch.context() as patches:
+        yield patches
+
+
 @pytest.fixture(autouse=True)
-def no_shared_memory_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def no_shared_memory_left(own_patches: pytest.MonkeyPatch) -> Iterator[None]:
     """What a test made in its own process is given back: another one counts descriptors."""
     made: list[SharedMemory] = []
     plain = SharedMemory.__init__
@@ -49,17 +56,17 @@ def no_shared_memory_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         plain(self, fd)
         made.append(self)
 
-    monkeypatch.setattr(SharedMemory, "__init__", remembered)
+    own_patches.setattr(SharedMemory, "__init__", remembered)
     yield
     for memory in made:
         memory.close()
 
 
 @pytest.fixture(autouse=True)
-def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def runtime(own_patches: pytest.MonkeyPatch) -> Iterator[Path]:
     """A private runtime directory; shadows still alive at the end are killed."""
     folder = Path(tempfile.mkdtemp(prefix="es-"))  # short: a socket's path has 107 bytes
-    monkeypatch.setenv("EVERYSTEP_RUNTIME_DIR", str(folder))
+    own_patches.setenv("EVERYSTEP_RUNTIME_DIR", str(folder))
     yield folder
     for pid in shadows_in(folder):
         with contextlib.suppress(ProcessLookupError):

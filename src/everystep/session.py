@@ -8,6 +8,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -21,10 +22,10 @@ from everystep.capture.state import UserState
 from everystep.core.census import Mode
 from everystep.core.forecast import check_fits
 from everystep.core.status import summary
-from everystep.errors import EverystepError, NothingToRecover, RunBusy, UsageError
+from everystep.errors import CorruptData, EverystepError, NothingToRecover, RunBusy, UsageError
 from everystep.lane.control import AskFlush, AskLeave, AskStatus
 from everystep.lane.retire import retire
-from everystep.lane.runtime import TrainerLock, read_card, runtime_dir
+from everystep.lane.runtime import ShadowCard, TrainerLock, read_card, runtime_dir
 from everystep.options import Options, resolve
 from everystep.recorder import Recorder
 from everystep.recover.find import Found, find_newest
@@ -81,15 +82,16 @@ def restore(
     try:
         if lock is not None and bucket is not None:
             _bring(path, bucket, folder)
-        found, _ = find_newest(path, folder if lock else None, step)
-        if found is None:
+        found, _, loaded = _find_and_load(
+            partial(find_newest, path, folder if lock else None, step),
+            lambda found: _load_without_attaching(found, model, optimizer, path),
+        )
+        if found is None or loaded is None:
             raise NothingToRecover(
                 f"restore {path}: no valid base", hint="everystep verify tells why"
             )
-        try:
-            return _load_without_attaching(found, model, optimizer, path)
-        finally:
-            found.close()
+        found.close()
+        return loaded
     finally:
         if lock is not None:
             lock.close()
@@ -115,6 +117,30 @@ def _load_without_attaching(
     live = take_census(model, optimizer if optimizer is not None else {})
     load_point(found, live, path, optimizers=optimizer is not None)
     return found.point.step
+
+
+def _find_and_load(
+    find: Callable[..., tuple[Found | None, ShadowCard | None]], load: Callable[[Found], _T]
+) -> tuple[Found | None, ShadowCard | None, _T | None]:
+    """Read a log while it is redone. If a record turns out to be damaged then, begin again and check all of
+    them before anything is loaded: so it is known where they end."""
+    try:
+        return _load_or_close(*find(on_the_way=True), load)
+    except CorruptData as error:
+        log.warning("found_on_the_way error=%s", error)
+        return _load_or_close(*find(), load)
+
+
+def _load_or_close(
+    found: Found | None, card: ShadowCard | None, load: Callable[[Found], _T]
+) -> tuple[Found | None, ShadowCard | None, _T | None]:
+    if found is None:
+        return None, card, None
+    try:
+        return found, card, load(found)
+    except BaseException:
+        found.close()
+        raise
 
 
 def load_point(found: Found, live: LiveCensus, path: Path, *, optimizers: bool) -> list[int]:
@@ -186,13 +212,17 @@ class Run:
             log.info("tiers run=%s bucket=%s", self.path, self._bucket)
             self._timed("fetch", _bring, self.path, self._bucket, folder)
         exact = self._options.residuals == "exact"
-        found, card = self._timed("find", find_newest, self.path, folder, exact=exact)
-        self._look_ahead(live, resumes=found is not None)
-        if found is None:
+        found, card, loaded = _find_and_load(
+            partial(self._timed, "find", find_newest, self.path, folder, exact=exact),
+            lambda found: self._load(recorder, live, found),
+        )
+        if found is None or loaded is None:
+            self._look_ahead(live, resumes=False)
             self._timed("connect", recorder.connect, live, predecessor=card)
             return
         try:
-            live = self._load(recorder, live, found)
+            live = loaded
+            self._look_ahead(live, resumes=True)
             # a shadow's memory is handed on only if it describes exactly what is trained now
             whole = found if found.holding and found.census == live.census else None
             self._timed(

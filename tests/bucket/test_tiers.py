@@ -21,7 +21,8 @@ from everystep.store.bases import Snapshot, SnapshotTensor
 from everystep.store.bucket import PART_BYTES, Bucket
 from everystep.store.bucket_commits import commit_numbers, read_newest
 from everystep.store.fetch import fetch_documents
-from everystep.store.log import LogReader, LogWriter
+from everystep.store.log import LogWriter
+from everystep.store.log_reader import read_log
 from everystep.store.reader import open_run
 from everystep.store.runs import read_lineage
 from everystep.store.ship import BaseShipper, Throttle
@@ -351,7 +352,7 @@ def test_the_log_is_shipped_as_it_grows(url: str, tmp_path: Path) -> None:
 
 def logged(run: Path) -> int:
     lineage = read_lineage(run)
-    return LogReader(run, lineage, lineage.candidates[-1].point, CENSUS).end.step
+    return read_log(run, lineage, lineage.candidates[-1].point, CENSUS).end.step
 
 
 def test_a_healthy_segment_is_never_replaced(url: str, tmp_path: Path) -> None:

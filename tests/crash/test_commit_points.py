@@ -21,7 +21,7 @@ from everystep.store import epoch as epoch_module
 from everystep.store import layout
 from everystep.store.commit import CRASH_POINTS, LOG_CRASH_POINTS
 from everystep.store.epoch import EpochWriter
-from everystep.store.log import LogReader
+from everystep.store.log_reader import read_log
 from everystep.store.runs import Lineage, Point, create_run, read_lineage, read_run
 from everystep.store.verify import verify_run
 
@@ -118,9 +118,9 @@ def test_killed_while_the_log_is_written(point: str, tmp_path: Path) -> None:
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert done.stdout.split() == ["2", "4"], "acknowledged"
-    log = LogReader(tmp_path, Lineage("ab" * 16, [], [], ((1, None),)), Point(1, 0), CENSUS)
+    log = read_log(tmp_path, Lineage("ab" * 16, [], [], ((1, None),)), Point(1, 0), CENSUS)
     assert log.end.step == (4 if point == "log_filled" else 6)  # written, though nobody was told
-    assert [bytes(r.body[:1]) for r in log.records] == [bytes([r.step]) for r in log.records]
+    assert [bytes(r.body[:1]) for r in log] == [bytes([r.step]) for r in log]
 
 
 def test_zombie_commits_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,8 +18,10 @@ from torch import nn
 
 import everystep
 from everystep.errors import StepUnavailable
+from everystep.format.log import read_heads
 from everystep.lane.runtime import read_card, runtime_dir
 from everystep.store import layout
+from everystep.store.mapped import map_file
 
 from .compare import same
 from .harness import SEED, Job, _forks, kill_shadow, look, resume, seed_all, unbroken
@@ -252,6 +254,58 @@ def test_the_log_ends_before_what_is_wrong(damage: str, logged: Path) -> None:
         assert step == layout.segment_after(path) if damage == "gone" else step <= 12
         if damage in ("cut", "flip", "swapped") and place < len(data) // 2:
             assert step < 12, "it was noticed"
+
+
+def flip(run: Path, step: int, place: float) -> None:
+    """One bit of the body that the record of this step has."""
+    for path in layout.segments(run, 1):
+        for head in read_heads(map_file(path), str(path)):
+            if head.step == step:
+                data = bytearray(path.read_bytes())
+                data[head.start + int(place * (head.size - 1))] ^= 4
+                path.write_bytes(data)
+
+
+@pytest.mark.parametrize("place", [0, 0.02, 0.5, 1], ids=["frame", "events", "gradients", "end"])
+@pytest.mark.parametrize("step", [1, 7, 12])
+def test_damage_that_is_met_on_the_way(
+    step: int, place: float, logged: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Steps before it had been redone in live tensors already: everything is loaded again, up to there."""
+    end, losses, _ = unbroken(adamw, TOTAL)
+    flip(logged, step, place)
+    with pytest.warns(UserWarning, match=f"the record of step {step} is damaged"):
+        outcome = resume(adamw, logged, TOTAL, seed=SEED + 1, durable_log=1)
+    assert "found_on_the_way" in caplog.text
+    assert (outcome.start, outcome.status["resumed_from"]) == (step - 1, "store")
+    same(losses, {**losses, **outcome.losses}, "losses")
+    same(end, outcome.end, "end")
+
+
+def test_live_training_is_not_touched_for_a_step_behind_damage(tmp_path: Path) -> None:
+    end, _, _ = unbroken(adamw, TOTAL)
+    other = adamw()
+    seed_all(SEED)
+    job = adamw()
+    options = {"durable_log": 1, "durable_every": "1h", "on_lag": "wait"}
+    with everystep.attach(
+        job.model, job.optimizer, run=tmp_path / "run", state=job.state, **options
+    ) as run:
+        for step in run.steps(TOTAL):
+            kept_up(run, step if step in (0, 12) else 0)
+            job.turn(step)
+            if step == 12:
+                flip(run.path, 7, 0.5)
+                assert everystep.restore(run.path, other.model, other.optimizer, step=6) == 6
+                before = look(job)
+                with pytest.raises(StepUnavailable, match="step 9"):
+                    run.rewind(9)
+                same(before, look(job), "after a rewind that was refused")
+                before = look(other, whole=False)
+                with pytest.raises(StepUnavailable, match="step 9"):
+                    everystep.restore(run.path, other.model, other.optimizer, step=9)
+                same(before, look(other, whole=False), "after a restore that was refused")
+        same(end, look(job), "end")
 
 
 def test_old_segments_go_with_the_bases_that_needed_them(tmp_path: Path) -> None:

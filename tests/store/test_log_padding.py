@@ -15,7 +15,8 @@ from everystep.format import log as log_format
 from everystep.format.base import Point
 from everystep.format.log import BLOCK_BYTES, HEAD_BYTES, LoggedRecord, census_digest
 from everystep.store import layout, stream
-from everystep.store.log import LogReader, LogWriter
+from everystep.store.log import LogWriter
+from everystep.store.log_reader import read_log
 from everystep.store.runs import Lineage
 from everystep.store.stream import BUFFER_BYTES, StreamWriter
 
@@ -41,9 +42,9 @@ def test_every_length(first: bytes, tmp_path: Path) -> None:
         )
     writer.close()
     lineage = Lineage(RUN_ID, [], [], ((1, None),))
-    found = LogReader(tmp_path, lineage, Point(1, 0), CENSUS)
+    found = read_log(tmp_path, lineage, Point(1, 0), CENSUS)
     assert found.problems == []
-    assert [bytes(record.body) for record in found.records] == bodies
+    assert [bytes(record.body) for record in found] == bodies
 
 
 def test_records_larger_than_what_is_written_at_once(tmp_path: Path) -> None:
@@ -58,13 +59,13 @@ def test_records_larger_than_what_is_written_at_once(tmp_path: Path) -> None:
     path = writer.end[0]
     writer.close()
     lineage = Lineage(RUN_ID, [], [], ((1, None),))
-    found = LogReader(tmp_path, lineage, Point(1, 0), CENSUS)
-    assert [bytes(record.body) for record in found.records] == bodies
+    found = read_log(tmp_path, lineage, Point(1, 0), CENSUS)
+    assert [bytes(record.body) for record in found] == bodies
     start = path.read_bytes().index(bodies[2][:100]) - HEAD_BYTES
     with path.open("r+b") as file:
         file.seek(start)
         file.write(bytes(HEAD_BYTES))
-    found = LogReader(tmp_path, lineage, Point(1, 0), CENSUS)
+    found = read_log(tmp_path, lineage, Point(1, 0), CENSUS)
     assert found.end.step == 2
     assert "not finished" in found.problems[0]
 
@@ -97,10 +98,10 @@ def test_whatever_blocks_a_crash_left_out_of_the_last_batch(tmp_path: Path) -> N
     whole = path.read_bytes()
     for at in range(synced, len(whole), BLOCK_BYTES):
         path.write_bytes(whole[:at] + bytes(BLOCK_BYTES) + whole[at + BLOCK_BYTES :])
-        found = LogReader(tmp_path, Lineage(RUN_ID, [], [], ((1, None),)), Point(1, 0), CENSUS)
-        count = len(found.records)
+        found = read_log(tmp_path, Lineage(RUN_ID, [], [], ((1, None),)), Point(1, 0), CENSUS)
+        count = len(found)
         assert 2 <= count < 5
-        assert [bytes(record.body) for record in found.records] == BODIES[:count]
+        assert [bytes(record.body) for record in found] == BODIES[:count]
 
 
 @pytest.mark.usefixtures("small_buffers")
@@ -129,8 +130,8 @@ def test_a_disk_that_is_full_at_any_write(tmp_path: Path, monkeypatch: pytest.Mo
         if number in failed:
             write_batches(writer, range(2, 5))
         writer.close()
-        found = LogReader(run, Lineage(RUN_ID, [], [], ((1, None),)), Point(1, 0), CENSUS)
-        assert [bytes(record.body) for record in found.records] == BODIES
+        found = read_log(run, Lineage(RUN_ID, [], [], ((1, None),)), Point(1, 0), CENSUS)
+        assert [bytes(record.body) for record in found] == BODIES
     assert failed == set(range(1, len(failed) + 1)) and len(failed) > 5
 
 
@@ -145,4 +146,4 @@ def test_a_segment_of_a_newer_everystep_is_refused(
         writer.append([LoggedRecord(1, 0, memoryview(b"body"))])
         writer.close()
     with pytest.raises(UnknownVersion, match="version 3"):
-        LogReader(tmp_path, Lineage(RUN_ID, [], [], ((1, None),)), Point(1, 0), CENSUS)
+        read_log(tmp_path, Lineage(RUN_ID, [], [], ((1, None),)), Point(1, 0), CENSUS)

@@ -13,7 +13,7 @@ import pytest
 from everystep.core.census import Census
 from everystep.format.base import Point
 from everystep.format.log import LoggedRecord, census_digest
-from everystep.store import layout, log
+from everystep.store import layout, log_reader
 from everystep.store.log import LogWriter
 from everystep.store.mapped import expect_hops, map_file, read_ahead
 from everystep.store.runs import Lineage
@@ -74,10 +74,12 @@ def test_a_log_is_not_read_for_its_heads(tmp_path: Path, monkeypatch: pytest.Mon
     writer.close()
     _forget(path)
     views = []
-    monkeypatch.setattr(log, "map_file", lambda path: views.append(map_file(path)) or views[-1])
+    monkeypatch.setattr(
+        log_reader, "map_file", lambda path: views.append(map_file(path)) or views[-1]
+    )
     lineage = Lineage(RUN_ID, [], [], ((1, None),))
-    reader = log.LogReader(tmp_path, lineage, Point(1, 31), census)
-    assert [record.step for record in reader.records] == [32]
+    reader = log_reader.read_log(tmp_path, lineage, Point(1, 31), census)
+    assert [record.step for record in reader] == [32]
     assert size < _resident_bytes(views[0]) < 6 * size
 
 

@@ -13,7 +13,8 @@ from everystep.core.events import Seal
 from everystep.format.base import Point
 from everystep.shadow.logkeeper import LogKeeper
 from everystep.store import layout
-from everystep.store.log import LogReader, LogWriter
+from everystep.store.log import LogWriter
+from everystep.store.log_reader import read_log
 from everystep.store.runs import Lineage
 
 CENSUS = Census((), (), "exact")
@@ -39,7 +40,7 @@ class Bench:
 
     def check(self, expected: int) -> None:
         lineage = Lineage(RUN_ID, [], [], ((1, None),))
-        found = LogReader(self.run, lineage, self.base, CENSUS)
+        found = read_log(self.run, lineage, self.base, CENSUS)
         assert self.keeper.reaches(self.base.step) == expected == found.end.step
 
 

@@ -135,15 +135,25 @@ def read_heads(data: memoryview, where: str) -> Iterator[RecordHead]:
         at = start + size
 
 
-def read_record(data: memoryview, where: str, head: RecordHead) -> LoggedRecord:
-    body = data[head.start : head.start + head.size]
-    if body_checksum(body) != head.checksum:
-        what = f"the record of step {head.step} is damaged"
-        raise CorruptData(f"read {where} at byte {head.start}: {what}")
-    return LoggedRecord(head.step, head.after, body)
+def unchecked(data: memoryview, head: RecordHead) -> LoggedRecord:
+    return LoggedRecord(head.step, head.after, data[head.start : head.start + head.size])
+
+
+def begin_record(data: memoryview, where: str, head: RecordHead) -> Callable[[], LoggedRecord]:
+    """It is checked beside whoever will ask for it: then CorruptData if it is damaged."""
+    record = unchecked(data, head)
+    checksum = begin_checksum(record.body)
+
+    def whole() -> LoggedRecord:
+        if checksum() != head.checksum:
+            what = f"the record of step {head.step} is damaged"
+            raise CorruptData(f"read {where} at byte {head.start}: {what}")
+        return record
+
+    return whole
 
 
 def read_records(data: memoryview, where: str) -> Iterator[LoggedRecord]:
     """Records of a segment up to the first one that is not whole; then CorruptData, unless it ends there."""
     for head in read_heads(data, where):
-        yield read_record(data, where, head)
+        yield begin_record(data, where, head)()

@@ -20,7 +20,6 @@ from everystep.errors import (
 )
 from everystep.format.base import BaseIndex, Point, SessionValues, after_seal
 from everystep.format.entry import unframe_entries
-from everystep.format.log import LoggedRecord
 from everystep.format.planes import check_readable
 from everystep.lane import control
 from everystep.lane.arena import SharedMemory
@@ -28,7 +27,7 @@ from everystep.lane.descriptors import receive_descriptors
 from everystep.lane.runtime import ShadowCard, is_alive, read_card
 from everystep.store import layout
 from everystep.store.bases import BaseReader, read_index
-from everystep.store.log import LogReader
+from everystep.store.log_reader import LogReader, read_log
 from everystep.store.runs import Candidate, Lineage, identify, read_lineage, read_manifest
 
 log = logging.getLogger(__name__)
@@ -58,7 +57,7 @@ class Found(NamedTuple):
     tail: memoryview
     tail_steps: int
     problems: list[str]
-    log: tuple[LoggedRecord, ...] = ()  # steps behind the state, still to be redone
+    log: LogReader | tuple[()] = ()  # records behind the state, still to be redone
     holding: control.Holding | None = None
     memory: tuple[SharedMemory, ...] = ()
 
@@ -69,10 +68,16 @@ class Found(NamedTuple):
 
 
 def find_newest(
-    run: Path, folder: Path | None, step: int | None = None, *, exact: bool = False
+    run: Path,
+    folder: Path | None,
+    step: int | None = None,
+    *,
+    exact: bool = False,
+    on_the_way: bool = False,
 ) -> tuple[Found | None, ShadowCard | None]:
     """The newest point (or the one at `step`), and the card of the shadow that lives, if any. `exact`: not
-    one whose log lacks something."""
+    one whose log lacks something. `on_the_way`: whoever loads it can begin again if a record is damaged, so
+    that records are checked when their turn comes and not now."""
     card = read_card(folder) if folder else None
     problems: list[str] = []
     lineage = Lineage("", [], [])
@@ -89,7 +94,8 @@ def find_newest(
         if found.point.step == step or (step is None and found.point.step >= newest):
             return found, card
         found.close()
-    return _from_store(run, lineage, problems, step, exact), card
+    on_the_way = on_the_way and step is None
+    return _from_store(run, lineage, problems, step, exact, on_the_way), card
 
 
 def _from_living(
@@ -154,7 +160,12 @@ def _from_shadow(card: ShadowCard, problems: list[str]) -> Found | None:
 
 
 def _from_store(
-    run: Path, lineage: Lineage, problems: list[str], step: int | None, exact: bool
+    run: Path,
+    lineage: Lineage,
+    problems: list[str],
+    step: int | None,
+    exact: bool,
+    on_the_way: bool,
 ) -> Found | None:
     """The newest base whose every byte is right, and what the log holds behind it; damaged ones are named and
     passed over. A step that is wanted may lie in the log."""
@@ -165,7 +176,7 @@ def _from_store(
             index = read_index(run, candidate)
             lacking = any(atom.lossy for atom in index.census.atoms)
             until = candidate.entry.step if exact and lacking else step
-            reader, behind = _read(run, lineage, candidate, index, until)
+            reader, behind = _read(run, lineage, candidate, index, until, check=not on_the_way)
             session = reader.session
         except UnknownVersion:
             raise
@@ -196,11 +207,18 @@ def _from_store(
 
 
 def _read(
-    run: Path, lineage: Lineage, candidate: Candidate, index: BaseIndex, until: int | None
+    run: Path,
+    lineage: Lineage,
+    candidate: Candidate,
+    index: BaseIndex,
+    until: int | None,
+    *,
+    check: bool,
 ) -> tuple[BaseReader, LogReader]:
-    """A base and the log behind it, read and checked at the same time."""
+    """A base and the log behind it at the same time, that one checked or not."""
+    read = read_log if check else LogReader
     with ThreadPoolExecutor(1, "everystep-log") as beside:
-        behind = beside.submit(LogReader, run, lineage, candidate.point, index.census, until)
+        behind = beside.submit(read, run, lineage, candidate.point, index.census, until)
         return BaseReader(run, index, threads=_CHECKERS), behind.result()
 
 
@@ -212,11 +230,12 @@ def _found_base(
             yield FoundTensor(t.atom, t.slot, t.dtype, t.shape, t.version, reader.tensor(t))
 
     index = reader.index
-    for record in behind.records:
+    for record in behind.glance():
         for events, _ in unframe_entries(record.body):
             check_readable(events)  # before anything live is changed
             for event in events:
                 session = after_seal(session, event) if isinstance(event, Seal) else session
+    behind.bring()
     return Found(
         behind.end,
         "store",
@@ -226,7 +245,7 @@ def _found_base(
         reader.tail,
         index.tail_steps,
         problems,
-        log=tuple(behind.records),
+        log=behind,
     )
 
 

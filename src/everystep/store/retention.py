@@ -15,7 +15,7 @@ from everystep.format.base import Point
 from everystep.store import layout
 from everystep.store.bases import BaseReader, check_file, read_index
 from everystep.store.commit import crash_point
-from everystep.store.log import LogReader
+from everystep.store.log_reader import read_log
 from everystep.store.runs import Candidate, Lineage
 from everystep.store.tags import read_tags, tags_by_point
 
@@ -84,7 +84,7 @@ def newest_verified(run: Path, lineage: Lineage) -> int | None:
 def frontier(run: Path, lineage: Lineage, verified: int) -> Point:
     """The newest point of a run: where who writes next goes on, without taking anything back."""
     base = lineage.candidates[verified]
-    logged = LogReader(run, lineage, base.point, read_index(run, base).census).end
+    logged = read_log(run, lineage, base.point, read_index(run, base).census).end
     newest = lineage.candidates[0].point
     return newest if newest.step > logged.step else logged
 

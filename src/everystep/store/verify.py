@@ -16,7 +16,7 @@ from everystep.store.bases import check_file, read_index
 from everystep.store.bucket import Bucket
 from everystep.store.bucket_commits import read_newest
 from everystep.store.fetch import Fetcher, check_object, fetch_documents
-from everystep.store.log import LogReader
+from everystep.store.log_reader import read_log
 from everystep.store.runs import Candidate, Lineage, read_lineage
 from everystep.store.tags import read_tags
 
@@ -96,8 +96,8 @@ def _read_log(
     notes: list[str] = []
     for (base, census), following in zip_longest(starts, starts[1:]):
         until = following[0].step if following else None
-        behind = LogReader(run, lineage, base, census, until)
-        logged = behind.end.step if behind.records and until is None else None
+        behind = read_log(run, lineage, base, census, until)
+        logged = behind.end.step if len(behind) and until is None else None
         notes += behind.problems
     return logged, list(dict.fromkeys(notes))
 

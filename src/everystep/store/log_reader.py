@@ -1,0 +1,181 @@
+"""The log behind a base, read back. Heads first: where it ends is known before its bodies are read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from itertools import zip_longest
+from pathlib import Path
+
+from everystep.core.census import Census
+from everystep.errors import CorruptData, StoreError, UnknownVersion
+from everystep.format.base import Point
+from everystep.format.log import (
+    LoggedRecord,
+    RecordHead,
+    begin_record,
+    census_digest,
+    read_heads,
+    unchecked,
+    unpack_segment_header,
+)
+from everystep.store import layout
+from everystep.store.mapped import expect_hops, map_file, read_ahead
+from everystep.store.runs import Lineage
+
+_FAR_BYTES = 1 << 20  # reading so much takes longer than going to what lies behind it
+_FOREVER = 1 << 62
+
+
+def read_log(
+    run: Path, lineage: Lineage, base: Point, census: Census, until: int | None = None
+) -> LogReader:
+    """What the log holds behind a base, every byte checked."""
+    reader = LogReader(run, lineage, base, census, until)
+    reader.check()
+    return reader
+
+
+class LogReader:
+    """The records behind a base, in their order. Each is checked before it is given out; where they end, only
+    their heads tell until `check` has read all of them."""
+
+    def __init__(
+        self, run: Path, lineage: Lineage, base: Point, census: Census, until: int | None = None
+    ) -> None:
+        self._census = census_digest(census)
+        self._base = base
+        self._segments: list[_Segment] = []
+        self._checked: list[LoggedRecord] | None = None
+        self.end = base
+        self.problems: list[str] = []
+        if until is not None and until <= base.step:
+            return  # nothing of it is wanted, and a disk would be busy with it
+        epochs = [epoch for epoch, _ in lineage.path]
+        begin = epochs.index(base.epoch) if base.epoch in epochs else len(epochs)
+        for epoch, limit in lineage.path[begin:]:
+            last = min(n for n in (limit, until, _FOREVER) if n is not None)
+            if not self._follow(run, lineage.run_id, epoch, last):
+                break
+
+    def __len__(self) -> int:
+        if self._checked is not None:
+            return len(self._checked)
+        return sum(len(segment.heads) for segment in self._segments)
+
+    def __iter__(self) -> Iterator[LoggedRecord]:
+        """CorruptData in place of one that is damaged."""
+        if self._checked is not None:
+            yield from self._checked
+            return
+        for segment in self._segments:
+            yield from segment.records()
+
+    def check(self) -> None:
+        """Read all of them now. The log ends before one that is damaged, and says so."""
+        self._checked, self.end = [], self._base
+        try:
+            for segment in self._segments:
+                for record in segment.records():
+                    self._checked.append(record)
+                    self.end = Point(segment.epoch, record.step)
+        except CorruptData as error:
+            self.problems.append(str(error))
+
+    def bring(self) -> None:
+        """Its first bodies come from the disk while the caller does something else."""
+        if self._checked is None and self._segments:
+            self._segments[0].bring()
+
+    def glance(self) -> Iterator[LoggedRecord]:
+        """To be looked at where they begin: if they were not checked yet, no more of them is read."""
+        if self._checked is not None:
+            yield from self._checked
+            return
+        for segment in self._segments:
+            expect_hops(segment.data, segment.heads[0].size >= _FAR_BYTES)
+            for head in segment.heads:
+                yield unchecked(segment.data, head)
+            expect_hops(segment.data, False)
+
+    def _follow(self, run: Path, run_id: str, epoch: int, last: int) -> bool:
+        """Take what belongs to the chain from one epoch; False: it ends here."""
+        paths = layout.segments(run, epoch)
+        for path, behind in zip_longest(paths, paths[1:]):
+            if behind is not None and layout.segment_after(behind) <= self.end.step:
+                continue  # none of its records is newer than what the next segment follows
+            if layout.segment_after(path) >= last:
+                break  # all of its records are newer than what is wanted
+            # what a segment holds beyond the beginning of the next is of a batch that failed
+            end = last if behind is None else min(last, layout.segment_after(behind))
+            try:
+                if not self._take(path, run_id, epoch, end):
+                    return False
+            except UnknownVersion:
+                raise  # whoever passed it over would lose steps that are there
+            except StoreError as error:  # what comes behind it follows, or does not
+                self.problems.append(str(error))
+        return True
+
+    def _take(self, path: Path, run_id: str, epoch: int, last: int) -> bool:
+        """The same from one segment."""
+        data = map_file(path)
+        expect_hops(data, True)
+        header = unpack_segment_header(data, str(path))
+        if (header.run_id, header.epoch) != (run_id, epoch):
+            raise CorruptData(f"read {path}: it belongs to another run or epoch")
+        if header.census != self._census:
+            self.problems.append(f"log {path}: the model or its optimizers had changed")
+            return False
+        segment = _Segment(path, epoch, data)
+        for head in self._wanted(data, path, last):
+            if head.after != self.end.step:
+                what = f"step {head.after} is missing, it ends at {self.end.step}"
+                self.problems.append(f"log {path}: {what}")
+                return False
+            if not segment.heads:
+                self._segments.append(segment)
+            segment.heads.append(head)
+            self.end = Point(epoch, head.step)
+        return True
+
+    def _wanted(self, data: memoryview, path: Path, last: int) -> list[RecordHead]:
+        """Bodies that the base holds already are not read: they may be damaged. Large ones
+        are not read here at all, one behind the other: `read_ahead` brings in several at once."""
+        found, hops = [], True
+        try:
+            for head in read_heads(data, str(path)):
+                if hops != (head.size >= _FAR_BYTES):
+                    expect_hops(data, hops := not hops)
+                if head.step > last:
+                    break
+                if head.step > self.end.step or head.after >= self.end.step:
+                    found.append(head)
+        except CorruptData as error:  # a torn end
+            self.problems.append(str(error))
+        expect_hops(data, False)
+        return found
+
+
+class _Segment:
+    """What is wanted of a segment: the heads of its records, and its bytes, mapped."""
+
+    def __init__(self, path: Path, epoch: int, data: memoryview) -> None:
+        self.path, self.epoch, self.data = path, epoch, data
+        self.heads: list[RecordHead] = []
+        self._comes = False
+
+    def bring(self) -> None:
+        if not self._comes:
+            self._comes = True
+            read_ahead(self.data, self.heads[0].start, self.heads[-1].start + self.heads[-1].size)
+
+    def records(self) -> Iterator[LoggedRecord]:
+        """Each when it has been checked; the next one is being checked then."""
+        self.bring()
+        begun = map(partial(begin_record, self.data, str(self.path)), self.heads)
+        record = next(begun, None)
+        while record is not None:
+            behind = next(begun, None)
+            yield record()
+            record = behind

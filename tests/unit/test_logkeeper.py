@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from everystep.core.census import Census
-from everystep.core.events import Seal
+from everystep.core.census import Atom, Census
+from everystep.core.events import Event, Rebase, Seal
 from everystep.format.base import Point
 from everystep.shadow.logkeeper import LogKeeper
 from everystep.store import layout
@@ -17,7 +17,7 @@ from everystep.store.log import LogWriter
 from everystep.store.log_reader import read_log
 from everystep.store.runs import Lineage
 
-CENSUS = Census((), (), "exact")
+CENSUS = Census(tuple(Atom(f"atom{i}", "float32", (8,)) for i in range(4)), (), "exact")
 RUN_ID = "ab" * 16
 
 
@@ -28,8 +28,9 @@ class Bench:
         self.keeper = LogKeeper(run, CENSUS, 1)
         self.base = Point(1, 0)
 
-    def log(self, step: int, after: int, *, fits: bool = True) -> None:
-        self.keeper.offer(Seal(step, after, b"", b"", (), 0), [])
+    def log(self, step: int, after: int, *, fits: bool = True, based: tuple[int, ...] = ()) -> None:
+        events: list[Event] = [Rebase(based, based)] if based else []
+        self.keeper.offer(Seal(step, after, b"", b"", (), 0), [(events, memoryview(b""))])
         self.look(fits=fits)
 
     def look(self, *, fits: bool = True) -> None:
@@ -57,6 +58,18 @@ def test_steps_that_the_trainer_let_go_end_the_log_until_the_next_base(tmp_path:
     bench.look()
     bench.check(8)
     assert not bench.keeper.broken
+
+
+def test_the_state_that_recording_begins_with_is_written_as_a_base_only(tmp_path: Path) -> None:
+    """It comes in parts; the last of them comes with the first record that could be redone."""
+    bench = Bench(tmp_path)
+    bench.keeper.offer(Seal(0, 0, b"", b"", (), 0), [([Rebase((3,), (0,))], memoryview(b""))])
+    assert bench.keeper.broken
+    bench.look()  # its base is durable
+    assert not bench.keeper.broken and not layout.segments(tmp_path, 1)
+    bench.log(1, 0)
+    bench.log(2, 1, based=(3,))  # a repair: what is sent anew is part of that step
+    bench.check(2)
 
 
 def test_behind_a_base_of_another_model_nothing_is_claimed(tmp_path: Path) -> None:

@@ -74,7 +74,8 @@ class LogKeeper:
         if self._offered is not None and seal.after != self._offered:  # the trainer let steps go
             self._lose(self._offered, seal.after, 0)
         # the state that recording begins with is written as a base, and only once
-        was_base, self._was_base = self._was_base, _is_base(entries, self._census)
+        begins = self._offered is None
+        was_base, self._was_base = self._was_base, _is_base(entries, self._census, begins=begins)
         if self._was_base and not was_base:
             self._lose(seal.after, seal.step, 0)
             self._offered = seal.step
@@ -167,9 +168,14 @@ class LogKeeper:
         self.end = LogEnd(*self._writer.end, self.step)
 
 
-def _is_base(entries: Sequence[tuple[list[Event], memoryview]], census: Census) -> bool:
-    """Whether a record brings most of the state anew."""
+def _is_base(
+    entries: Sequence[tuple[list[Event], memoryview]], census: Census, *, begins: bool
+) -> bool:
+    """Whether a record brings most of the state anew, or, where recording `begins`, the last part of it: the
+    others came with records that nobody could redo."""
     events = [event for events, _ in entries for event in events]
     based = {atom for e in events if isinstance(e, Rebase) for atom in e.atoms}
+    if begins:
+        return bool(based)
     total = sum(atom.bytes for atom in census.atoms)
     return 2 * sum(census.atoms[atom].bytes for atom in based) > total

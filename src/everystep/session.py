@@ -83,7 +83,13 @@ def restore(
         if lock is not None and bucket is not None:
             _bring(path, bucket, folder)
         found, _, loaded = _find_and_load(
-            partial(find_newest, path, folder if lock else None, step),
+            # without an optimizer nothing is redone, and how far the log goes must be known
+            lambda on_the_way: find_newest(
+                path,
+                folder if lock else None,
+                step,
+                on_the_way=on_the_way and optimizer is not None,
+            ),
             lambda found: _load_without_attaching(found, model, optimizer, path),
         )
         if found is None or loaded is None:
@@ -127,8 +133,9 @@ def _find_and_load(
     try:
         return _load_or_close(*find(on_the_way=True), load)
     except CorruptData as error:
-        log.warning("found_on_the_way error=%s", error)
-        return _load_or_close(*find(), load)
+        problem = str(error)  # not the error itself, which holds on to all that was loaded
+    log.warning("damage_met_on_the_way error=%s", problem)
+    return _load_or_close(*find(on_the_way=False), load)
 
 
 def _load_or_close(

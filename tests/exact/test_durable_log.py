@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import struct
 import time
 import traceback
 from collections.abc import Callable
@@ -17,6 +18,7 @@ import torch
 from torch import nn
 
 import everystep
+from everystep import session
 from everystep.errors import StepUnavailable
 from everystep.format.log import read_heads
 from everystep.lane.runtime import read_card, runtime_dir
@@ -34,7 +36,21 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "adamw": lambda p: torch.optim.AdamW(p, lr=1e-2, weight_decay=0.1),
     "topk": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
     "muon": lambda p: torch.optim.Muon(p, lr=1e-2),
+    "counting": lambda p: Counting(p, {"lr": 0.05}),
+    "late": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
 }
+
+
+class Counting(torch.optim.Optimizer):
+    """Keeps what it needs in its groups, from the first step on."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            group["count"] = group.get("count", 0) + 1
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.sub_(p.grad, alpha=group["lr"] / group["count"])
 
 
 def build(kind: str) -> Job:
@@ -68,6 +84,8 @@ def build(kind: str) -> Job:
             optimizer.add_param_group({"params": later})
         if kind == "reset" and step == 11:
             optimizer.state.clear()  # momentum begins anew
+        if kind == "late" and step == 8:
+            optimizer.param_groups[0]["late"] = 0.5
         if step % 7 == 2:
             model[0].weight.data.clamp_(-0.2, 0.2)
         return loss.item()
@@ -97,6 +115,14 @@ def muon() -> Job:
 
 def topk() -> Job:
     return build("topk")
+
+
+def counting() -> Job:
+    return build("counting")
+
+
+def late() -> Job:
+    return build("late")
 
 
 def kept_up(training: everystep.Run, step: int) -> None:
@@ -162,7 +188,7 @@ def lose_host(
 
 
 @pytest.mark.parametrize("batch", [1, 4])
-@pytest.mark.parametrize("make", [sgd, adamw, muon, reset])
+@pytest.mark.parametrize("make", [sgd, adamw, muon, reset, counting])
 def test_a_lost_host(make: Callable[[], Job], batch: int, tmp_path: Path) -> None:
     end, losses, _ = unbroken(make, TOTAL)
     run = tmp_path / "run"
@@ -256,30 +282,60 @@ def test_the_log_ends_before_what_is_wrong(damage: str, logged: Path) -> None:
             assert step < 12, "it was noticed"
 
 
-def flip(run: Path, step: int, place: float) -> None:
-    """One bit of the body that the record of this step has."""
+def flip(run: Path, step: int, part: str) -> None:
+    """One bit of the record of this step: of an entry's frame, its events, or its gradients."""
     for path in layout.segments(run, 1):
         for head in read_heads(map_file(path), str(path)):
             if head.step == step:
                 data = bytearray(path.read_bytes())
-                data[head.start + int(place * (head.size - 1))] ^= 4
+                document, _, payload = struct.unpack_from("<QQQ", data, head.start)
+                assert payload, "the first entry has no gradients"
+                place = {
+                    "frame": 0,
+                    "events": 24 + document // 2,
+                    "gradients": 24 + document + payload // 2,
+                }
+                data[head.start + place[part]] ^= 4
                 path.write_bytes(data)
 
 
-@pytest.mark.parametrize("place", [0, 0.02, 0.5, 1], ids=["frame", "events", "gradients", "end"])
+@pytest.mark.parametrize(("part", "loads"), [("frame", 1), ("events", 1), ("gradients", 2)])
 @pytest.mark.parametrize("step", [1, 7, 12])
 def test_damage_that_is_met_on_the_way(
-    step: int, place: float, logged: Path, caplog: pytest.LogCaptureFixture
+    step: int,
+    part: str,
+    loads: int,
+    logged: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Steps before it had been redone in live tensors already: everything is loaded again, up to there."""
+    """Where steps before it were redone in live tensors already, everything is loaded again up to there."""
     end, losses, _ = unbroken(adamw, TOTAL)
-    flip(logged, step, place)
+    flip(logged, step, part)
+    load, loaded = session.load_point, []
+    monkeypatch.setattr(
+        session, "load_point", lambda f, *a, **k: loaded.append(f) or load(f, *a, **k)
+    )
     with pytest.warns(UserWarning, match=f"the record of step {step} is damaged"):
         outcome = resume(adamw, logged, TOTAL, seed=SEED + 1, durable_log=1)
-    assert "found_on_the_way" in caplog.text
+    assert "damage_met_on_the_way" in caplog.text and len(loaded) == loads
     assert (outcome.start, outcome.status["resumed_from"]) == (step - 1, "store")
     same(losses, {**losses, **outcome.losses}, "losses")
     same(end, outcome.end, "end")
+
+
+def test_what_abandoned_steps_gave_to_a_group_is_gone(tmp_path: Path) -> None:
+    """Their groups had been given back when the damage was met."""
+    lose_host(late, tmp_path / "run", 12, 1)
+    flip(tmp_path / "run", 5, "gradients")
+    job = late()
+    assert everystep.restore(tmp_path / "run", job.model, job.optimizer) == 4
+    assert "late" not in job.optimizer.param_groups[0]
+
+
+def test_only_the_weights_of_a_run_whose_log_is_damaged_at_once(logged: Path) -> None:
+    flip(logged, 1, "gradients")
+    assert everystep.restore(logged, adamw().model) == 0
 
 
 def test_live_training_is_not_touched_for_a_step_behind_damage(tmp_path: Path) -> None:
@@ -295,7 +351,7 @@ def test_live_training_is_not_touched_for_a_step_behind_damage(tmp_path: Path) -
             kept_up(run, step if step in (0, 12) else 0)
             job.turn(step)
             if step == 12:
-                flip(run.path, 7, 0.5)
+                flip(run.path, 7, "gradients")
                 assert everystep.restore(run.path, other.model, other.optimizer, step=6) == 6
                 before = look(job)
                 with pytest.raises(StepUnavailable, match="step 9"):

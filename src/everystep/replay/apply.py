@@ -55,8 +55,11 @@ def _laid_out(gradient: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
 
 
 def set_groups(optimizer: torch.optim.Optimizer, encoded: bytes) -> None:
-    """Give every param group the values it had in the trainer."""
+    """Give every param group the values it had in the trainer, and no others: some optimizers add a key when
+    they step. What they have by default stays: another torch may know more of it than the log does."""
     for group, logged in zip(optimizer.param_groups, values.decode(encoded, unpack), strict=True):
+        for key in group.keys() - logged.keys() - optimizer.defaults.keys() - {"params"}:
+            del group[key]
         on_cuda = any(p.is_cuda for p in group["params"])
         group.update(logged if on_cuda else on_cpu(logged))
 

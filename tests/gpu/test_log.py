@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import struct
 import time
 from pathlib import Path
 from typing import Any
@@ -14,34 +15,73 @@ import torch
 from torch import nn
 
 import everystep
+from everystep.format.log import read_heads
+from everystep.store import layout
+from everystep.store.mapped import map_file
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("method", ["", "topk", "randomk", "int8"])
 def test_a_lost_host(method: str, fused: bool, tmp_path: Path) -> None:
+    model, optimizer = train_and_lose_the_host(tmp_path / "run", method, fused)
+    expected = [tensor.clone() for tensor in state_of(model, optimizer)]
+    assert everystep.open_run(tmp_path / "run").steps[-1] < 20
+    comes_back(tmp_path / "run", model, optimizer, 20, expected)
+
+
+@pytest.mark.parametrize("method", ["", "topk"])
+def test_damage_that_is_met_on_the_way(
+    method: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Steps before it are being redone on the device by then."""
+    model, optimizer = train_and_lose_the_host(tmp_path / "run", method, True)
+    assert everystep.restore(tmp_path / "run", model, optimizer, step=11) == 11
+    expected = [tensor.clone() for tensor in state_of(model, optimizer)]
+    (path,) = layout.segments(tmp_path / "run", 1)
+    (head,) = (h for h in read_heads(map_file(path), str(path)) if h.step == 12)
+    data = bytearray(path.read_bytes())
+    document, _, payload = struct.unpack_from("<QQQ", data, head.start)
+    data[head.start + 24 + document + payload // 2] ^= 4
+    path.write_bytes(data)
+    comes_back(tmp_path / "run", model, optimizer, 11, expected)
+    assert "damage_met_on_the_way" in caplog.text
+
+
+class HostLost(Exception): ...
+
+
+def train_and_lose_the_host(
+    path: Path, method: str, fused: bool
+) -> tuple[nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(1)
-    model = nn.Sequential(nn.Linear(256, 1023), nn.GELU(), nn.Linear(1023, 257)).cuda()
+    model = nn.Sequential(nn.Linear(256, 1023), nn.GELU(), nn.Linear(1023, 257)).to(DEVICE)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=fused)
     if method:
         everystep.compress(optimizer, method, ratio=0.01)
     with contextlib.suppress(HostLost):
-        lose_the_host(tmp_path / "run", model, optimizer)
-    expected = [tensor.clone() for tensor in state_of(model, optimizer)]
-    assert everystep.open_run(tmp_path / "run").steps[-1] < 20
+        lose_the_host(path, model, optimizer)
+    return model, optimizer
+
+
+def comes_back(
+    path: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    step: int,
+    expected: list[torch.Tensor],
+) -> None:
     with torch.no_grad():
         for tensor in state_of(model, optimizer):
             tensor.zero_()
-    assert everystep.restore(tmp_path / "run", model, optimizer) == 20
+    assert everystep.restore(path, model, optimizer) == step
     pairs = zip(expected, state_of(model, optimizer), strict=True)
     assert all(torch.equal(a.cpu(), b.cpu()) for a, b in pairs)
-
-
-class HostLost(Exception): ...
 
 
 def lose_the_host(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -51,7 +91,7 @@ def lose_the_host(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer
         run.resume()
         run.flush()
         for _ in range(20):
-            model(torch.randn(32, 256, device="cuda")).square().mean().backward()
+            model(torch.randn(32, 256, device=DEVICE)).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
             run.seal()

@@ -299,8 +299,10 @@ def flip(run: Path, step: int, part: str) -> None:
                 path.write_bytes(data)
 
 
-@pytest.mark.parametrize(("part", "loads"), [("frame", 1), ("events", 1), ("gradients", 2)])
-@pytest.mark.parametrize("step", [1, 7, 12])
+@pytest.mark.parametrize(
+    ("step", "part", "loads"),
+    [(7, "frame", 1), (12, "events", 1), *((step, "gradients", 2) for step in (1, 7, 12))],
+)
 def test_damage_that_is_met_on_the_way(
     step: int,
     part: str,

@@ -22,16 +22,17 @@ from everystep.capture.state import UserState
 from everystep.core.census import Mode
 from everystep.core.forecast import check_fits
 from everystep.core.status import summary
-from everystep.errors import CorruptData, EverystepError, NothingToRecover, RunBusy, UsageError
+from everystep.errors import EverystepError, NothingToRecover, RunBusy, UsageError
 from everystep.lane.control import AskFlush, AskLeave, AskStatus
 from everystep.lane.retire import retire
-from everystep.lane.runtime import ShadowCard, TrainerLock, read_card, runtime_dir
+from everystep.lane.runtime import TrainerLock, read_card, runtime_dir
 from everystep.options import Options, resolve
 from everystep.recorder import Recorder
 from everystep.recover.find import Found, find_newest
 from everystep.recover.load import (
     check_model,
     check_optimizers,
+    find_and_load,
     load_optimizers,
     load_values,
     redo_tail,
@@ -82,7 +83,7 @@ def restore(
     try:
         if lock is not None and bucket is not None:
             _bring(path, bucket, folder)
-        found, _, loaded = _find_and_load(
+        done, _ = find_and_load(
             # without an optimizer nothing is redone, and how far the log goes must be known
             lambda on_the_way: find_newest(
                 path,
@@ -92,10 +93,11 @@ def restore(
             ),
             lambda found: _load_without_attaching(found, model, optimizer, path),
         )
-        if found is None or loaded is None:
+        if done is None:
             raise NothingToRecover(
                 f"restore {path}: no valid base", hint="everystep verify tells why"
             )
+        found, loaded = done
         found.close()
         return loaded
     finally:
@@ -123,31 +125,6 @@ def _load_without_attaching(
     live = take_census(model, optimizer if optimizer is not None else {})
     load_point(found, live, path, optimizers=optimizer is not None)
     return found.point.step
-
-
-def _find_and_load(
-    find: Callable[..., tuple[Found | None, ShadowCard | None]], load: Callable[[Found], _T]
-) -> tuple[Found | None, ShadowCard | None, _T | None]:
-    """Read a log while it is redone. If a record turns out to be damaged then, begin again and check all of
-    them before anything is loaded: so it is known where they end."""
-    try:
-        return _load_or_close(*find(on_the_way=True), load)
-    except CorruptData as error:
-        problem = str(error)  # not the error itself, which holds on to all that was loaded
-    log.warning("damage_met_on_the_way error=%s", problem)
-    return _load_or_close(*find(on_the_way=False), load)
-
-
-def _load_or_close(
-    found: Found | None, card: ShadowCard | None, load: Callable[[Found], _T]
-) -> tuple[Found | None, ShadowCard | None, _T | None]:
-    if found is None:
-        return None, card, None
-    try:
-        return found, card, load(found)
-    except BaseException:
-        found.close()
-        raise
 
 
 def load_point(found: Found, live: LiveCensus, path: Path, *, optimizers: bool) -> list[int]:
@@ -219,16 +196,16 @@ class Run:
             log.info("tiers run=%s bucket=%s", self.path, self._bucket)
             self._timed("fetch", _bring, self.path, self._bucket, folder)
         exact = self._options.residuals == "exact"
-        found, card, loaded = _find_and_load(
+        done, card = find_and_load(
             partial(self._timed, "find", find_newest, self.path, folder, exact=exact),
             lambda found: self._load(recorder, live, found),
         )
-        if found is None or loaded is None:
+        if done is None:
             self._look_ahead(live, resumes=False)
             self._timed("connect", recorder.connect, live, predecessor=card)
             return
+        found, live = done
         try:
-            live = loaded
             self._look_ahead(live, resumes=True)
             # a shadow's memory is handed on only if it describes exactly what is trained now
             whole = found if found.holding and found.census == live.census else None

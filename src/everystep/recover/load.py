@@ -2,25 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from everystep.core.census import Census, mismatches
 from everystep.core.dtypes import tensor_bytes
 from everystep.core.events import Call, Edit, Event, Rebase, Seal, SlotValues
-from everystep.errors import ModelMismatch
+from everystep.errors import CorruptData, ModelMismatch
 from everystep.format import values
 from everystep.format.entry import unframe_entries
+from everystep.lane.runtime import ShadowCard
 from everystep.recover.expand import Expander
 from everystep.recover.find import Found, FoundTensor
 from everystep.recover.upload import Uploads
 from everystep.replay.apply import apply_call, set_groups
 from everystep.replay.tensors import Payload, unpack, view_tensor
 
+log = logging.getLogger(__name__)
+
 _LISTED = 10
+_T = TypeVar("_T")
+
+
+def find_and_load(
+    find: Callable[..., tuple[Found | None, ShadowCard | None]], load: Callable[[Found], _T]
+) -> tuple[tuple[Found, _T] | None, ShadowCard | None]:
+    """A log is read while it is redone. If a record turns out to be damaged then, begin again and check all
+    of them before anything is loaded: so it is known where they end."""
+    try:
+        return _load_or_close(*find(on_the_way=True), load)
+    except CorruptData as error:
+        problem = str(error)  # not the error itself, which holds on to all that was loaded
+    log.warning("damage_met_on_the_way error=%s", problem)
+    return _load_or_close(*find(on_the_way=False), load)
+
+
+def _load_or_close(
+    found: Found | None, card: ShadowCard | None, load: Callable[[Found], _T]
+) -> tuple[tuple[Found, _T] | None, ShadowCard | None]:
+    if found is None:
+        return None, card
+    try:
+        return (found, load(found)), card
+    except BaseException:
+        found.close()
+        raise
 
 
 def check_model(live: Census, found: Found, run: str) -> None:

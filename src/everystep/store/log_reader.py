@@ -46,8 +46,6 @@ class LogReader:
         self._census = census_digest(census)
         self._base = base
         self._segments: list[_Segment] = []
-        self._checked: list[LoggedRecord] | None = None
-        self.end = base
         self.problems: list[str] = []
         if until is not None and until <= base.step:
             return  # nothing of it is wanted, and a disk would be busy with it
@@ -58,40 +56,37 @@ class LogReader:
             if not self._follow(run, lineage.run_id, epoch, last):
                 break
 
+    @property
+    def end(self) -> Point:
+        """What these records lead to."""
+        if not self._segments:
+            return self._base
+        return Point(self._segments[-1].epoch, self._segments[-1].heads[-1].step)
+
     def __len__(self) -> int:
-        if self._checked is not None:
-            return len(self._checked)
         return sum(len(segment.heads) for segment in self._segments)
 
     def __iter__(self) -> Iterator[LoggedRecord]:
         """CorruptData in place of one that is damaged."""
-        if self._checked is not None:
-            yield from self._checked
-            return
         for segment in self._segments:
             yield from segment.records()
 
     def check(self) -> None:
         """Read all of them now. The log ends before one that is damaged, and says so."""
-        self._checked, self.end = [], self._base
         try:
             for segment in self._segments:
-                for record in segment.records():
-                    self._checked.append(record)
-                    self.end = Point(segment.epoch, record.step)
+                segment.check()
         except CorruptData as error:
             self.problems.append(str(error))
+        self._segments = [s for s in self._segments if s.checked and s.heads]
 
     def bring(self) -> None:
         """Its first bodies come from the disk while the caller does something else."""
-        if self._checked is None and self._segments:
-            self._segments[0].bring()
+        for segment in self._segments[:1]:
+            segment.bring()
 
     def glance(self) -> Iterator[LoggedRecord]:
-        """To be looked at where they begin: if they were not checked yet, no more of them is read."""
-        if self._checked is not None:
-            yield from self._checked
-            return
+        """To be looked at where they begin, checked or not: no more of them is read."""
         for segment in self._segments:
             expect_hops(segment.data, segment.heads[0].size >= _FAR_BYTES)
             for head in segment.heads:
@@ -136,7 +131,6 @@ class LogReader:
             if not segment.heads:
                 self._segments.append(segment)
             segment.heads.append(head)
-            self.end = Point(epoch, head.step)
         return True
 
     def _wanted(self, data: memoryview, path: Path, last: int) -> list[RecordHead]:
@@ -163,6 +157,7 @@ class _Segment:
     def __init__(self, path: Path, epoch: int, data: memoryview) -> None:
         self.path, self.epoch, self.data = path, epoch, data
         self.heads: list[RecordHead] = []
+        self.checked = False  # what is left of it
         self._comes = False
 
     def bring(self) -> None:
@@ -170,8 +165,20 @@ class _Segment:
             self._comes = True
             read_ahead(self.data, self.heads[0].start, self.heads[-1].start + self.heads[-1].size)
 
+    def check(self) -> None:
+        """Read its bodies. It ends before one that is damaged: then CorruptData."""
+        whole = 0
+        try:
+            for _ in self.records():
+                whole += 1
+        finally:
+            self.heads, self.checked = self.heads[:whole], True
+
     def records(self) -> Iterator[LoggedRecord]:
         """Each when it has been checked; the next one is being checked then."""
+        if self.checked:
+            yield from (unchecked(self.data, head) for head in self.heads)
+            return
         self.bring()
         begun = map(partial(begin_record, self.data, str(self.path)), self.heads)
         record = next(begun, None)

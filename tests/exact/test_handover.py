@@ -11,14 +11,33 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import everystep
 from everystep import connection
+from everystep.lane import runtime
 from everystep.lane.control import AskStatus, ask
-from everystep.lane.runtime import read_card, runtime_dir
+from everystep.lane.runtime import ShadowCard, read_card, runtime_dir, write_card
 from everystep.recover.find import Found, find_newest
 
 from .harness import Job, crash, seed_all
 from .test_groups import growing
+
+
+def test_a_successor_that_came_while_a_card_was_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (ShadowCard(pid, 0, "", "") for pid in (1, 2))
+    write_card(tmp_path, first)
+
+    def alive(card: ShadowCard) -> bool:
+        write_card(tmp_path, second)  # and the first has gone, between two looks at it
+        return card == second
+
+    monkeypatch.setattr(runtime, "is_alive", alive)
+    assert read_card(tmp_path) == second
+    monkeypatch.setattr(runtime, "is_alive", lambda card: False)
+    assert read_card(tmp_path) is None
 
 
 def test_a_shadow_speaks_for_the_run_at_every_instant(tmp_path: Path) -> None:

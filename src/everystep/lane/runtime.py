@@ -52,12 +52,21 @@ def is_alive(card: ShadowCard) -> bool:
 
 
 def read_card(folder: Path) -> ShadowCard | None:
-    """The card of the run's shadow, if there is a living one."""
+    """The card of the run's shadow, if there is a living one. One that went after its card was read may have
+    left the run to a successor, whose card is there by then."""
+    card = _stored_card(folder)
+    while card is not None and not is_alive(card):
+        before, card = card, _stored_card(folder)
+        if card == before:
+            return None
+    return card
+
+
+def _stored_card(folder: Path) -> ShadowCard | None:
     try:
-        card = msgspec.json.decode((folder / "shadow.json").read_bytes(), type=ShadowCard)
+        return msgspec.json.decode((folder / "shadow.json").read_bytes(), type=ShadowCard)
     except (OSError, msgspec.DecodeError):
         return None
-    return card if is_alive(card) else None
 
 
 def write_card(folder: Path, card: ShadowCard) -> None:

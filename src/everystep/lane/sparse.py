@@ -25,9 +25,10 @@ def pack_sparse(
         return None
     ranges = used_ranges(events, census)
     table = _table(ranges, address_of(payload))
-    counts = _count(table, int(block_counts(ranges).sum()), len(payload))
-    if counts is None:
+    found = _find(table, int(block_counts(ranges).sum()), len(payload))
+    if found is None:
         return None
+    counts, masks = found
     sparse = Sparse(len(payload), len(counts), int(counts.sum()))
     if not len(counts):  # no event speaks of any of it
         return sparse, memoryview(b"")
@@ -37,7 +38,7 @@ def pack_sparse(
     words = split(sparse, room)
     words.counts[:] = counts
     starts = np.cumsum(counts, dtype=np.int64) - counts
-    native.gather_words(table, starts, words.places, words.values, COPY_THREADS)
+    native.gather_words(table, masks, starts, words.places, words.values, COPY_THREADS)
     return sparse, room
 
 
@@ -51,13 +52,16 @@ def _table(ranges: Ranges, address: int) -> np.ndarray:
     return table
 
 
-def _count(table: np.ndarray, blocks: int, payload_bytes: int) -> np.ndarray | None:
-    """Of every block; None if a few of them say that it is not worth it."""
+def _find(
+    table: np.ndarray, blocks: int, payload_bytes: int
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """How many there are in every block, and where; None if a few blocks say that it is not worth it."""
     counts = np.zeros(blocks, np.uint32)
+    masks = np.frombuffer(fresh(blocks * BLOCK_WORDS // 8), np.uint64)
     stride = max(1, blocks // _SAMPLED_BLOCKS)
-    native.nonzero_words(table, counts, stride, COPY_THREADS)
+    native.find_words(table, counts, masks, stride, COPY_THREADS)
     sampled = min(payload_bytes, 4 * BLOCK_WORDS * len(counts[::stride]))
     if 6 * _SHARE_MAX * int(counts[::stride].sum()) > 2 * sampled:
         return None  # dense, whatever the others are like
-    native.nonzero_words(table, counts, 1, COPY_THREADS)
-    return counts
+    native.find_words(table, counts, masks, 1, COPY_THREADS)
+    return counts, masks

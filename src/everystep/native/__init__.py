@@ -35,16 +35,8 @@ def library() -> ctypes.CDLL | None:
         loaded.everystep_mkl_roots.argtypes = [address, count]
         loaded.everystep_copy.argtypes = [address, count, number]
         loaded.everystep_digest.argtypes = [address, count, number]
-        loaded.everystep_count.argtypes = [address, count, count, count, count, address, number]
-        loaded.everystep_gather.argtypes = [
-            address,
-            count,
-            count,
-            address,
-            address,
-            address,
-            number,
-        ]
+        loaded.everystep_find.argtypes = [address, *[count] * 3, *[address] * 2, number]
+        loaded.everystep_gather.argtypes = [address, *[count] * 2, *[address] * 4, number]
         return loaded
     return None
 
@@ -91,30 +83,40 @@ def digest(rows: list[tuple[int, int, int]], threads: int) -> list[int] | None:
     return found
 
 
-def nonzero_words(
-    ranges: np.ndarray, counts: np.ndarray, stride: int, threads: int
-) -> np.ndarray | None:
-    """How many of the words in every `stride`-th block of the ranges (address, bytes, blocks before) are not
-    zero, into `counts`; None where nothing was compiled."""
+def find_words(
+    ranges: np.ndarray, counts: np.ndarray, masks: np.ndarray, stride: int, threads: int
+) -> None:
+    """Which words in every `stride`-th block of the ranges (address, bytes, blocks before) are not zero: how
+    many into `counts`, a bit for each into `masks`."""
     loaded = library()
-    if loaded is None:
-        return None
-    loaded.everystep_count(
-        ranges.ctypes.data, len(ranges), 0, stride, len(counts), counts.ctypes.data, threads
+    assert loaded is not None
+    loaded.everystep_find(
+        ranges.ctypes.data,
+        len(ranges),
+        stride,
+        len(counts),
+        counts.ctypes.data,
+        masks.ctypes.data,
+        threads,
     )
-    return counts
 
 
 def gather_words(
-    ranges: np.ndarray, starts: np.ndarray, places: np.ndarray, values: np.ndarray, threads: int
+    ranges: np.ndarray,
+    masks: np.ndarray,
+    starts: np.ndarray,
+    places: np.ndarray,
+    values: np.ndarray,
+    threads: int,
 ) -> None:
-    """The words that are not zero, block by block from `starts` on: places in the block, and values."""
+    """The words that were found, block by block from `starts` on: places in the block, and values."""
     loaded = library()
     assert loaded is not None
     loaded.everystep_gather(
         ranges.ctypes.data,
         len(ranges),
         len(starts),
+        masks.ctypes.data,
         starts.ctypes.data,
         places.ctypes.data,
         values.ctypes.data,

@@ -1,4 +1,4 @@
-"""Tags, retention, prune, diff and export as programs use them, on stores that real training made."""
+"""Tags, retention, prune, diff and export as programs read them, on stores that real training made."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, load_model
+from typer.testing import CliRunner
 
 import everystep
+from everystep.cli.app import app
 from everystep.errors import StepUnavailable
 from everystep.format.log import read_heads
 from everystep.recover.diff import widen
@@ -30,14 +32,10 @@ from everystep.store.runs import newest_manifest, write_manifest
 
 
 def command(*words: object) -> tuple[int, dict[str, Any]]:
-    """Run a command with --json; stdout must be one document and nothing else."""
-    done = subprocess.run(
-        [sys.executable, "-m", "everystep", *map(str, words), "--json"],
-        capture_output=True,
-        text=True,
-    )
+    """Run a command with --json, in this process; stdout must be one document and nothing else."""
+    done = CliRunner().invoke(app, [*map(str, words), "--json"])
     assert done.stdout, done.stderr
-    return done.returncode, json.loads(done.stdout)
+    return done.exit_code, json.loads(done.stdout)
 
 
 class Tied(torch.nn.Module):

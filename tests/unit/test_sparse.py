@@ -56,6 +56,7 @@ def test_round_trip(sizes: list[int], seed: int, share: float, edit_bytes: int) 
     for start, length in ranges:
         there = random.random(length) < share
         payload[start : start + length][there] = random.integers(1, 256, int(there.sum()))
+        payload[start + length - 1 : start + length] = 7  # where a range ends within a word
     used = np.zeros(size, bool)
     for start, length in ranges:
         used[start : start + length] = True
@@ -77,6 +78,16 @@ def test_dense_payloads_are_left_alone() -> None:
     census, events, size = _record([1 << 20], [True], 0)
     payload = np.random.default_rng(1).integers(1, 256, size, dtype=np.uint8)
     assert pack_sparse(events, memoryview(payload), census) is None
+
+
+def test_what_is_dense_at_its_beginning_only() -> None:
+    """Blocks from everywhere are looked at before it is decided."""
+    census, events, size = _record([64 << 20], [True], 0)
+    payload = np.zeros(size, np.uint8)
+    payload[192 : 192 + (9 << 20)] = 7
+    packed = pack_sparse(events, memoryview(payload), census)
+    assert packed is not None
+    assert expand(*packed, used_ranges(events, census)) == memoryview(payload)
 
 
 def test_what_does_not_fit_its_events_is_refused() -> None:

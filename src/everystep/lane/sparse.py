@@ -25,10 +25,10 @@ def pack_sparse(
         return None
     ranges = used_ranges(events, census)
     table = _table(ranges, address_of(payload))
-    found = _find(table, int(block_counts(ranges).sum()), len(payload))
-    if found is None:
+    blocks = int(block_counts(ranges).sum())
+    if _looks_dense(table, blocks, len(payload)):
         return None
-    counts, masks = found
+    counts, masks = _find(table, blocks, 1)
     sparse = Sparse(len(payload), len(counts), int(counts.sum()))
     if not len(counts):  # no event speaks of any of it
         return sparse, memoryview(b"")
@@ -52,16 +52,16 @@ def _table(ranges: Ranges, address: int) -> np.ndarray:
     return table
 
 
-def _find(
-    table: np.ndarray, blocks: int, payload_bytes: int
-) -> tuple[np.ndarray, np.ndarray] | None:
-    """How many there are in every block, and where; None if a few blocks say that it is not worth it."""
-    counts = np.zeros(blocks, np.uint32)
-    masks = np.frombuffer(fresh(blocks * BLOCK_WORDS // 8), np.uint64)
-    stride = max(1, blocks // _SAMPLED_BLOCKS)
+def _looks_dense(table: np.ndarray, blocks: int, payload_bytes: int) -> bool:
+    """A few blocks say that it is not worth it, whatever the others are like."""
+    counts, _ = _find(table, blocks, max(1, blocks // _SAMPLED_BLOCKS))
+    sampled = min(payload_bytes, 4 * BLOCK_WORDS * len(counts))
+    return 6 * _SHARE_MAX * int(counts.sum()) > 2 * sampled
+
+
+def _find(table: np.ndarray, blocks: int, stride: int) -> tuple[np.ndarray, np.ndarray]:
+    """How many there are in every `stride`-th block, and a bit for each of its words."""
+    counts = np.zeros(-(-blocks // stride), np.uint32)
+    masks = np.frombuffer(fresh(len(counts) * BLOCK_WORDS // 8), np.uint64)
     native.find_words(table, counts, masks, stride, COPY_THREADS)
-    sampled = min(payload_bytes, 4 * BLOCK_WORDS * len(counts[::stride]))
-    if 6 * _SHARE_MAX * int(counts[::stride].sum()) > 2 * sampled:
-        return None  # dense, whatever the others are like
-    native.find_words(table, counts, masks, 1, COPY_THREADS)
     return counts, masks

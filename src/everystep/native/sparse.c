@@ -54,15 +54,16 @@ static uint64_t mask_of(const uint32_t *words) {
 }
 
 /* Which words of every stride-th block are not zero, and how many. Nobody reads all of them a second time. */
-void everystep_find(const Range *ranges, int64_t count, int64_t stride, int64_t blocks, uint32_t *counts,
+void everystep_find(const Range *ranges, int64_t count, int64_t stride, int64_t looks, uint32_t *counts,
                     uint64_t *masks, int threads) {
     (void)threads;
 #pragma omp parallel for schedule(dynamic, 4) num_threads(threads)
-    for (int64_t block = 0; block < blocks; block += stride) {
+    for (int64_t look = 0; look < looks; look++) {
         const uint32_t *words;
         uint32_t rest, found = 0;
+        int64_t block = look * stride;
         int64_t whole = words_of(range_of(ranges, count, block), block, &words, &rest), group = 0;
-        uint64_t *own = masks + block * MASKS;
+        uint64_t *own = masks + look * MASKS;
         for (; group < whole / GROUP; group++)
             found += __builtin_popcountll(own[group] = mask_of(words + group * GROUP));
         if (group < MASKS) { /* a range ends here, within this group */
@@ -70,7 +71,7 @@ void everystep_find(const Range *ranges, int64_t count, int64_t stride, int64_t 
             for (int64_t i = group * GROUP; i < whole; i++) own[group] |= (uint64_t)(words[i] != 0) << i % GROUP;
             found += __builtin_popcountll(own[group]);
         }
-        counts[block] = found;
+        counts[look] = found;
     }
 }
 

@@ -16,24 +16,22 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from exact.damage import flip
 from safetensors.torch import load_file, load_model
 from typer.testing import CliRunner
 
 import everystep
 from everystep.cli.app import app
 from everystep.errors import StepUnavailable
-from everystep.format.log import read_heads
 from everystep.recover.diff import widen
 from everystep.replay.tensors import raw_bytes
-from everystep.store import layout
-from everystep.store.mapped import map_file
 from everystep.store.retention import unreferenced
 from everystep.store.runs import newest_manifest, write_manifest
 
 
 def command(*words: object) -> tuple[int, dict[str, Any]]:
     """Run a command with --json, in this process; stdout must be one document and nothing else."""
-    done = CliRunner().invoke(app, [*map(str, words), "--json"])
+    done = CliRunner().invoke(app, [*map(str, words), "--json"], catch_exceptions=False)
     assert done.stdout, done.stderr
     return done.exit_code, json.loads(done.stdout)
 
@@ -224,11 +222,7 @@ def test_a_record_that_newer_bases_hold_is_damaged(tmp_path: Path) -> None:
     """Its step is lost and said to be; what comes behind the next base is not."""
     path = tmp_path / "run"
     reached = lose_host(path)
-    heads = [(s, h) for s in layout.segments(path, 1) for h in read_heads(map_file(s), str(s))]
-    segment, head = next((s, h) for s, h in heads if h.step == 3)
-    data = bytearray(segment.read_bytes())
-    data[head.start + head.size // 2] ^= 4
-    segment.write_bytes(data)
+    flip(path, 3, "gradients")
     report = command("verify", path)[1]
     assert report["ok"] and report["log_step"] == reached
     assert ["step 3 is damaged" in note for note in report["notes"]] == [True]

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import struct
 import time
 import traceback
 from collections.abc import Callable
@@ -20,12 +19,11 @@ from torch import nn
 import everystep
 from everystep import session
 from everystep.errors import StepUnavailable
-from everystep.format.log import read_heads
 from everystep.lane.runtime import read_card, runtime_dir
 from everystep.store import layout
-from everystep.store.mapped import map_file
 
 from .compare import same
+from .damage import flip
 from .harness import SEED, Job, _forks, kill_shadow, look, resume, seed_all, unbroken
 
 TOTAL = 24
@@ -280,23 +278,6 @@ def test_the_log_ends_before_what_is_wrong(damage: str, logged: Path) -> None:
         assert step == layout.segment_after(path) if damage == "gone" else step <= 12
         if damage in ("cut", "flip", "swapped") and place < len(data) // 2:
             assert step < 12, "it was noticed"
-
-
-def flip(run: Path, step: int, part: str) -> None:
-    """One bit of the record of this step: of an entry's frame, its events, or its gradients."""
-    for path in layout.segments(run, 1):
-        for head in read_heads(map_file(path), str(path)):
-            if head.step == step:
-                data = bytearray(path.read_bytes())
-                document, _, payload = struct.unpack_from("<QQQ", data, head.start)
-                assert payload, "the first entry has no gradients"
-                place = {
-                    "frame": 0,
-                    "events": 24 + document // 2,
-                    "gradients": 24 + document + payload // 2,
-                }
-                data[head.start + place[part]] ^= 4
-                path.write_bytes(data)
 
 
 @pytest.mark.parametrize(

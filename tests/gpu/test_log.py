@@ -5,19 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import struct
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from exact.damage import flip
 from torch import nn
 
 import everystep
-from everystep.format.log import read_heads
-from everystep.store import layout
-from everystep.store.mapped import map_file
 
 pytestmark = [
     pytest.mark.gpu,
@@ -43,12 +40,7 @@ def test_damage_that_is_met_on_the_way(
     model, optimizer = train_and_lose_the_host(tmp_path / "run", method, True)
     assert everystep.restore(tmp_path / "run", model, optimizer, step=11) == 11
     expected = [tensor.clone() for tensor in state_of(model, optimizer)]
-    (path,) = layout.segments(tmp_path / "run", 1)
-    (head,) = (h for h in read_heads(map_file(path), str(path)) if h.step == 12)
-    data = bytearray(path.read_bytes())
-    document, _, payload = struct.unpack_from("<QQQ", data, head.start)
-    data[head.start + 24 + document + payload // 2] ^= 4
-    path.write_bytes(data)
+    flip(tmp_path / "run", 12, "gradients")
     comes_back(tmp_path / "run", model, optimizer, 11, expected)
     assert "damage_met_on_the_way" in caplog.text
 

@@ -19,9 +19,8 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 STEPS = int(os.environ.get("EVERYSTEP_LONG_STEPS", "300"))
-_MOST_STEPS = (
-    20 * STEPS
-)  # the first base comes in slices; how many steps that takes is the machine's
+# the first base comes in slices; how many steps that takes is the machine's
+_MOST_STEPS = 20 * STEPS
 _EVERY = 10
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -59,7 +59,7 @@ class Borrowed(torch.optim.AdamW):
     def step(self, closure: Any = None) -> Any:
         for group in self.param_groups:
             for p in group["params"]:
-                p.grad.sign_()
+                p.grad.sign_().mul_(0.5).add_(0.1)
         return super().step(closure)
 
 

@@ -21,13 +21,14 @@ from everystep.capture.copier import Copier
 from everystep.capture.early import Guard
 from everystep.capture.fingerprints import FingerprintSender
 from everystep.capture.lifetime import release_modules
+from everystep.capture.nesting import outer_call
 from everystep.capture.outbox import LetGo, Outbox
 from everystep.capture.rng import capture_rng
 from everystep.capture.state import UserState
 from everystep.capture.states import StateSender
 from everystep.capture.watch import Watch
 from everystep.core.cadence import Rest
-from everystep.core.census import Mode
+from everystep.core.census import Mode, OptimizerSpec
 from everystep.core.events import Seal
 from everystep.lane.ring import RingWriter
 
@@ -84,6 +85,9 @@ class Tap:
         self._handles: list[Any] = []
         self._pre_handles: list[Any] = []
         self._guard = guard
+        self._index_of = {id(optimizer): i for i, optimizer in enumerate(live.optimizers)}
+        self._entangled: set[int] = set()  # optimizers that step inside each other: sent as state
+        self._rng_before = b""  # as a call that only the user's code can replay began
         self.opened = False
         self.opening_rng: bytes | None = None
         self.calls = 0  # optimizer calls since the last seal
@@ -140,13 +144,15 @@ class Tap:
 
     def _before_step(self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Log the call, or see to it that it is logged when its gradients are there."""
+        if self._is_nested(index):
+            return None
         self.log.discard()
         if not self.calls:
             self.copier.close_window()
             self.copier.holds.release_old()  # what no release point came by for
         self.land()
         spec = self.live.census.optimizers[index]
-        if self._letting_go or self.outgrown or spec.mode is Mode.STATE:
+        if self._letting_go or self.outgrown or self._is_sent_as_state(index):
             return None
         if self.live.groups_have_grown():  # shapes: gradients show them, and the seal looks
             self.outgrown = True
@@ -159,10 +165,30 @@ class Tap:
             self.states.unlogged.update(spec.atoms)  # a later hook may still change the gradients
             return None
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if spec.foreign:
+            if (
+                len(args) > 1 or kwargs
+            ):  # only torch's own are known to use a closure once, and first
+                self.states.unlogged.update(spec.atoms)
+                return None
+            self._rng_before = capture_rng()
         if closure is None:
             self._log_call(index)
             return None
         return self._with_closure(index, closure, args, kwargs)
+
+    def _is_sent_as_state(self, index: int) -> bool:
+        spec = self.live.census.optimizers[index]
+        return spec.mode is Mode.STATE or index in self._entangled
+
+    def _is_nested(self, index: int) -> bool:
+        """Whether this call is part of another one: the outermost is what training asked for. A step that
+        runs through another optimizer moves that one's state too, so both are sent as state."""
+        outer = outer_call(self._index_of)
+        if outer is not None and outer != index:
+            self.log.discard()
+            self._entangled |= {outer, index}
+        return outer is not None
 
     def _with_closure(
         self, index: int, closure: Callable[[], Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -186,12 +212,16 @@ class Tap:
     def _after_step(self, index: int) -> None:
         """The step is done: the call counts, and what it did to its atoms is no edit."""
         spec = self.live.census.optimizers[index]
+        if self._is_nested(index):  # the outermost may still raise
+            self.states.unlogged.update(spec.atoms if index in self._entangled else ())
+            return
         self.calls += 1
         self.copier.open_window()
         if self._letting_go or self.outgrown:
             self.log.skip(index)
             return
-        if spec.mode is Mode.STATE:
+        if self._is_sent_as_state(index) or self._drew_random_numbers(spec):
+            self.log.discard()
             self.states.unlogged.update(spec.atoms)
         self._watch.after_step(index)
         self.log.done(index)
@@ -199,6 +229,10 @@ class Tap:
         if next(reversed(self.live.optimizers[index]._optimizer_step_pre_hooks)) != handle.id:
             handle.remove()  # stay the last to look at the gradients
             self._pre_handles[index] = self._register_pre(index, self.live.optimizers[index])
+
+    def _drew_random_numbers(self, spec: OptimizerSpec) -> bool:
+        """A step that did would draw others when it is replayed."""
+        return spec.foreign and capture_rng() != self._rng_before
 
     # ------------------------------------------------------------------ seals
 

@@ -58,6 +58,11 @@ class OptimizerSpec(msgspec.Struct, frozen=True):
     def atoms(self) -> tuple[int, ...]:
         return tuple(chain.from_iterable(self.groups))
 
+    @property
+    def foreign(self) -> bool:
+        """Whether only the user's own code, which nobody knows, can replay its calls."""
+        return self.mode is Mode.LOG and not self.path.startswith("torch.optim")
+
 
 class Census(msgspec.Struct, frozen=True, dict=True):
     atoms: tuple[Atom, ...]

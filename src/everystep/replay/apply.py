@@ -9,7 +9,12 @@ import torch
 from everystep.core.census import Census, gradient_layout
 from everystep.core.events import Call, unpack_presence
 from everystep.format import values
-from everystep.replay.optimizers import on_cpu, prefer_multi_tensor, step_unseen
+from everystep.replay.optimizers import (
+    on_cpu,
+    prefer_multi_tensor,
+    rewrites_gradients,
+    step_unseen,
+)
 from everystep.replay.tensors import Payload, unpack, view_tensor, view_tensors
 
 
@@ -25,7 +30,8 @@ def apply_call(
     """Step `optimizer` with the gradients and scalars of `call`; returns the atoms it moved.
 
     `skip` names atoms that have no base yet: to the optimizer they look like parameters without
-    a gradient. `quickly` takes the multi-tensor code where it gives the same bits.
+    a gradient. `quickly` takes the multi-tensor code where it gives the same bits, and may leave anything in
+    the payload.
     """
     spec = census.optimizers[call.optimizer]
     layout = gradient_layout(census, call.optimizer)
@@ -39,8 +45,10 @@ def apply_call(
     gradients = view_tensors(payload, ((at, atom.dtype, atom.shape) for at, atom in atoms))
     for parameter in parameters:
         parameter.grad = None
+    # who writes into gradients must not write into a log, which is read again after the next crash
+    copies = not quickly and rewrites_gradients(optimizer)
     for (*_, parameter), gradient in zip(moved, gradients, strict=True):
-        parameter.grad = _laid_out(gradient, parameter)
+        parameter.grad = _laid_out(gradient.clone() if copies else gradient, parameter)
     _step(optimizer, call, parameters, payload)
     return [atom for atom, *_ in moved]
 

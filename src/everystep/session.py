@@ -38,6 +38,7 @@ from everystep.recover.load import (
     redo_tail,
     same_atoms,
 )
+from everystep.recover.pending import Pending
 from everystep.recover.upload import Uploads
 from everystep.shadow.outlook import look_ahead
 from everystep.store.tags import check_tag_name, set_tag
@@ -137,12 +138,14 @@ def load_point(found: Found, live: LiveCensus, path: Path, *, optimizers: bool) 
     ]
     if optimizers:
         check_optimizers(found, keyed, live.tensors, ids)
+    pending = Pending(live.tensors, ids)
     with torch.no_grad(), Uploads() as uploads:
         versions = load_values(found, live.tensors, ids, uploads)
         if optimizers:
+            pending.load(found, uploads)
             load_optimizers(found, keyed, live.tensors, ids, uploads)
     if optimizers:
-        redo_tail(found, keyed, live.tensors, ids)
+        redo_tail(found, keyed, live.tensors, ids, pending)
         if found.log:
             versions = [found.point.step] * len(versions)
         if found.tail_steps:  # the log moved its atoms on: they are no longer what the base holds

@@ -20,7 +20,7 @@ _STEP_CODE = torch.optim.Optimizer.profile_hook_step(_unhooked).__code__
 
 
 def outer_call(index_of: Mapping[int, int]) -> int | None:
-    """The outermost of the given optimizers (`id` -> index) whose step encloses the one that runs this hook."""
+    """The outermost of the given optimizers (`id` -> index) whose step encloses the one that runs now."""
     outer, own = None, True
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:

@@ -23,6 +23,7 @@ from everystep.capture.fingerprints import FingerprintSender
 from everystep.capture.lifetime import release_modules
 from everystep.capture.nesting import outer_call
 from everystep.capture.outbox import LetGo, Outbox
+from everystep.capture.pending import PendingGradients
 from everystep.capture.rng import capture_rng
 from everystep.capture.state import UserState
 from everystep.capture.states import StateSender
@@ -73,6 +74,7 @@ class Tap:
             may_go_early=lambda: self.flowing and self.opened and not self.outgrown,
             budget_percent=budget_percent,
         )
+        self.pending = PendingGradients(live, self.outbox, versions)
         self.prints = FingerprintSender(live, self.outbox, self.copier, fingerprint_every)
         self._rest = rest
         self._user_state = user_state
@@ -216,6 +218,7 @@ class Tap:
             self.states.unlogged.update(spec.atoms if index in self._entangled else ())
             return
         self.calls += 1
+        self.pending.stepped(index)
         self.copier.open_window()
         if self._letting_go or self.outgrown:
             self.log.skip(index)
@@ -295,6 +298,7 @@ class Tap:
         self.prints.turn()
         if self.base_is_sent and self.prints.is_due(step):
             self.prints.send(step)
+        pending = self.pending.send(step)
         seal = Seal(
             step=step,
             after=self.step,
@@ -303,8 +307,9 @@ class Tap:
             groups=tuple(changed),
             time_ns=time.time_ns(),
             metric=self._user_state.metric,
+            pending=pending,
         )
-        size = len(rng) + len(seal.state) + sum(map(len, groups))
+        size = len(rng) + len(seal.state) + sum(map(len, groups)) + 2 * len(pending.held)
         self.outbox.room(0, size)
         self.outbox.add(seal)
         self.outbox.seal()
@@ -314,6 +319,7 @@ class Tap:
         """True if a seal now would say exactly what the last one said."""
         return (
             not self.calls
+            and not self.pending.changed()
             and capture_rng() == self._last_rng
             and self._user_state.collect() == self._last_state
             and not self._watch.differs()
@@ -346,6 +352,7 @@ class Tap:
         """While letting go: tell the shadow, wait for its request, then begin with a new base."""
         self.dropped += not self._rest.periodic
         self.step = step
+        self.pending.turn()
         self._begin(step + 1)
         self.versions[:] = [step] * len(self.versions)
         if self._resting and self._rest.is_over(step):

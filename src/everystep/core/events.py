@@ -11,12 +11,25 @@ import msgspec
 
 from everystep.core.census import ALIGN_BYTES, Census, gradient_layout
 
+GRADIENT = "grad"  # in place of a slot: what `backward` left on the parameter for a later step
 AMP_BYTES = 2 * ALIGN_BYTES  # behind a call's gradients there is room for what a GradScaler says
 
 
+class Presence(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Gradients that a seal found on the parameters, a bit per atom; the others are None. Those with no bit
+    in `held` are zeros, or were consumed and will be cleared."""
+
+    zeros: bytes = b""
+    held: bytes = b""  # their values are edits of the slot GRADIENT
+
+    def has(self, atom: int) -> bool:
+        """Whether this atom's gradient is held."""
+        return atom < 8 * len(self.held) and bool(self.held[atom // 8] >> atom % 8 & 1)
+
+
 class Edit(msgspec.Struct, frozen=True, tag="edit", array_like=True, gc=False):
-    """`nbytes` bytes of one tensor, from byte `start` on: the atom's value (slot "") or one of its
-    optimizer slots ("<optimizer key>/<name>")."""
+    """`nbytes` bytes of one tensor, from byte `start` on: the atom's value (slot ""), one of its optimizer
+    slots ("<optimizer key>/<name>") or its gradient (slot GRADIENT)."""
 
     atom: int
     slot: str
@@ -89,6 +102,7 @@ class Seal(msgspec.Struct, frozen=True, tag="seal", array_like=True, gc=False):
     groups: tuple[bytes, ...]
     time_ns: int
     metric: float | None = None  # what the user reported last
+    pending: Presence = Presence()
 
 
 Event = Edit | SlotValues | Rebase | Call | Fingerprints | Sparse | Planes | Seal

@@ -9,7 +9,7 @@ import msgspec
 
 from everystep.core.census import Census
 from everystep.core.dtypes import ELEMENT_TYPES
-from everystep.core.events import Seal
+from everystep.core.events import Presence, Seal
 from everystep.core.retention import Rules
 
 CHUNK_BYTES = 1 << 20
@@ -109,6 +109,7 @@ class SessionValues(msgspec.Struct, frozen=True):
     groups: tuple[bytes, ...]
     values: tuple[tuple[int, int, bytes], ...]  # atom, optimizer, encoded slot values
     metric: float | None = None
+    pending: Presence = Presence()
 
 
 def after_seal(session: SessionValues, seal: Seal) -> SessionValues:
@@ -118,7 +119,9 @@ def after_seal(session: SessionValues, seal: Seal) -> SessionValues:
         for i, new in enumerate(seal.groups)
     )
     state = seal.state or session.state
-    return SessionValues(seal.step, seal.rng, state, groups, session.values, seal.metric)
+    return SessionValues(
+        seal.step, seal.rng, state, groups, session.values, seal.metric, seal.pending
+    )
 
 
 def without_slots(index: BaseIndex) -> BaseIndex:

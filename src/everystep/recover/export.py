@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 import torch
 
 from everystep.core.dtypes import ELEMENT_TYPES
+from everystep.core.events import GRADIENT
 from everystep.errors import StepUnavailable, StoreError, UsageError
 from everystep.format import values
 from everystep.format.base import safetensors_header
@@ -86,7 +87,7 @@ def _optimizer(state: State, index: int) -> dict[str, Any]:
     slots: dict[int, dict[str, Any]] = {}
     for t in state.tensors():
         key, _, slot = t.slot.rpartition("/")
-        if t.slot and key == spec.key:
+        if t.slot not in ("", GRADIENT) and key == spec.key:
             room = slots.setdefault(by_name[t.name], {})
             room[slot] = view_tensor(t.data, t.dtype, t.shape)
     for atom, optimizer, encoded in state.session.values:

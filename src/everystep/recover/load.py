@@ -11,15 +11,16 @@ import torch
 
 from everystep.core.census import Census, mismatches
 from everystep.core.dtypes import tensor_bytes
-from everystep.core.events import Call, Edit, Event, Rebase, Seal, SlotValues
+from everystep.core.events import GRADIENT, Call, Edit, Event, Rebase, Seal, SlotValues
 from everystep.errors import CorruptData, ModelMismatch
 from everystep.format import values
 from everystep.format.entry import unframe_entries
 from everystep.lane.runtime import ShadowCard
 from everystep.recover.expand import Expander
 from everystep.recover.find import Found, FoundTensor
+from everystep.recover.pending import Pending
 from everystep.recover.upload import Uploads
-from everystep.replay.apply import apply_call, set_groups
+from everystep.replay.apply import apply_call, set_groups, write_edit
 from everystep.replay.tensors import Payload, unpack, view_tensor
 
 log = logging.getLogger(__name__)
@@ -126,7 +127,7 @@ def load_optimizers(
         for key, optimizer in optimizers
     }
     for t in found.tensors():
-        if t.slot:
+        if t.slot and t.slot != GRADIENT:
             key, _, name = t.slot.rpartition("/")
             optimizer, groups = by_key[key]
             parameter = tensors[ids[t.atom]]
@@ -139,8 +140,9 @@ def redo_tail(
     optimizers: Sequence[tuple[str, torch.optim.Optimizer]],
     tensors: Sequence[torch.Tensor],
     ids: dict[int, int],
+    pending: Pending,
 ) -> None:
-    """Slots that are no tensors, then whatever the log tail still holds."""
+    """Slots that are no tensors, whatever the log tail still holds, then gradients that wait for a step."""
     specs = {spec.key: i for i, spec in enumerate(found.census.optimizers)}
     by_index = {specs[key]: optimizer for key, optimizer in optimizers}
     for atom, index, encoded in found.session.values:
@@ -148,7 +150,9 @@ def redo_tail(
         state.update(_to_device(values.decode(encoded, unpack), tensors[ids[atom]].device))
     for _, optimizer in optimizers:
         _in_order(optimizer)
-    _replay_tail(found, by_index, tensors, ids)
+    _replay_tail(found, by_index, tensors, ids, pending)
+    atoms = {atom for spec in found.census.optimizers for atom in spec.atoms}
+    pending.finish(found.session.pending, atoms)
 
 
 def _in_order(optimizer: torch.optim.Optimizer) -> None:
@@ -220,6 +224,7 @@ def _replay_tail(
     optimizers: dict[int, torch.optim.Optimizer],
     tensors: Sequence[torch.Tensor],
     ids: dict[int, int],
+    pending: Pending,
 ) -> None:
     frames = chain([found.tail], (record.body for record in found.log))
     sent: set[tuple[int, str]] = set()  # slots that came since the last seal
@@ -227,6 +232,9 @@ def _replay_tail(
     with Expander(found.census, tensors) as expander:
         for events, payload in expander.payloads(entries):
             for event in events:
+                if isinstance(event, Edit) and event.slot == GRADIENT:
+                    write_edit(pending.of(event.atom), event, payload)
+                    continue
                 if isinstance(event, Edit):
                     sent.add((event.atom, event.slot))
                 elif isinstance(event, Rebase):
@@ -287,7 +295,6 @@ def _replay_edit(
     optimizers: dict[int, torch.optim.Optimizer],
     parameter: torch.Tensor,
 ) -> None:
-    data = view_tensor(payload[edit.at : edit.at + edit.nbytes], "uint8", (edit.nbytes,))
     if edit.slot:
         key, _, name = edit.slot.rpartition("/")
         index = next(i for i, spec in enumerate(census.optimizers) if spec.key == key)
@@ -298,12 +305,7 @@ def _replay_edit(
         target = state[name]
     else:
         target = parameter
-    with torch.no_grad():
-        rows = target.contiguous()  # edits are bytes of it in row-major order
-        flat = rows.view(-1).view(torch.uint8)
-        flat[edit.start : edit.start + edit.nbytes].copy_(data)
-        if rows.data_ptr() != target.data_ptr():
-            target.copy_(rows)
+    write_edit(target, edit, payload)
 
 
 def _to_device(value: Any, device: torch.device) -> Any:

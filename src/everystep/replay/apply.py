@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from everystep.core.census import Census, gradient_layout
-from everystep.core.events import Call, unpack_presence
+from everystep.core.events import Call, Edit, unpack_presence
 from everystep.format import values
 from everystep.replay.optimizers import (
     on_cpu,
@@ -51,6 +51,17 @@ def apply_call(
         parameter.grad = _laid_out(gradient.clone() if copies else gradient, parameter)
     _step(optimizer, call, parameters, payload)
     return [atom for atom, *_ in moved]
+
+
+def write_edit(target: torch.Tensor, edit: Edit, payload: Payload) -> None:
+    """Bytes of a tensor in row-major order, into a live one that may lie otherwise."""
+    data = view_tensor(payload[edit.at : edit.at + edit.nbytes], "uint8", (edit.nbytes,))
+    with torch.no_grad():
+        rows = target.contiguous()
+        flat = rows.view(-1).view(torch.uint8)
+        flat[edit.start : edit.start + edit.nbytes].copy_(data)
+        if rows.data_ptr() != target.data_ptr():
+            target.copy_(rows)
 
 
 def _laid_out(gradient: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:

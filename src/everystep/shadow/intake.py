@@ -11,7 +11,16 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from everystep.core.census import Census, Mode
-from everystep.core.events import Call, Edit, Event, Fingerprints, Rebase, Seal, SlotValues
+from everystep.core.events import (
+    GRADIENT,
+    Call,
+    Edit,
+    Event,
+    Fingerprints,
+    Rebase,
+    Seal,
+    SlotValues,
+)
 from everystep.errors import CorruptData
 from everystep.format.base import SessionValues, after_seal
 from everystep.format.entry import frame_entry
@@ -271,7 +280,7 @@ class Intake:
     def _redo(self, event: Event, entry: Entry, step: int, is_base: bool) -> None:
         if isinstance(event, Edit | SlotValues):
             atom = event.atom
-            if atom in self._log_atoms and not is_base:
+            if self._belongs_to_tail(event) and not is_base:
                 return  # stays in the log, in its order among the calls
             if isinstance(event, SlotValues):
                 self.replica.values[atom, event.optimizer] = event.values
@@ -282,6 +291,13 @@ class Intake:
         elif isinstance(event, Call) and self._replays(event):
             for atom in self.advances[event.optimizer].calls([(event, entry.payload)])[0]:
                 self.replica.versions[atom] = step
+
+    def _belongs_to_tail(self, event: Event) -> bool:
+        """Whether a change of an atom has its place among calls that only the user's optimizer can replay. A
+        gradient that waits for a later call is always the newest."""
+        if isinstance(event, Edit) and event.slot == GRADIENT:
+            return False
+        return isinstance(event, Edit | SlotValues) and event.atom in self._log_atoms
 
     def _write_edits(self) -> None:
         """Edits that follow each other are copied together, by several threads."""
@@ -318,7 +334,7 @@ class Intake:
         start = max((based_at.get(atom, -1) for atom in self._log_atoms), default=-1)
         by_entry: dict[int, tuple[Entry, list[Event]]] = {}
         for event, entry in events[start + 1 :]:
-            logged = isinstance(event, Edit | SlotValues) and event.atom in self._log_atoms
+            logged = self._belongs_to_tail(event)
             called = (
                 isinstance(event, Call) and self.census.optimizers[event.optimizer].mode is Mode.LOG
             )

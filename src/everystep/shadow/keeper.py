@@ -147,7 +147,8 @@ class Keeper:
         return self._persister.version_of(atom, replica.census) != replica.versions[atom]
 
     def _changed_bytes(self) -> int:
-        places = self._intake.replica.places.values()
+        intake = self._intake
+        places = (place for _, place in intake.replica.counting(intake.session.pending))
         return sum(place.bytes for place in places if self._changed(place.atom))
 
     def _can_afford_copy(self) -> bool:
@@ -164,7 +165,7 @@ class Keeper:
             SnapshotTensor(
                 atom, slot, p.dtype, p.shape, replica.versions[atom], replica.view((atom, slot))
             )
-            for (atom, slot), p in replica.places.items()
+            for (atom, slot), p in replica.counting(self._intake.session.pending)
         ]
         return Snapshot(
             step=self._intake.step,

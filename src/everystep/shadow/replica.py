@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from everystep.core.census import Census, align
 from everystep.core.dtypes import ELEMENT_TYPES, tensor_bytes
-from everystep.core.events import Edit
+from everystep.core.events import GRADIENT, Edit, Presence
 from everystep.errors import CorruptData, NotEnoughMemory
 from everystep.format.base import SessionValues
 from everystep.lane.arena import SharedMemory
@@ -111,8 +111,16 @@ class Replica:
 
     def drop_slots(self, atom: int, keep: set[str]) -> None:
         """Forget optimizer slots of an atom that its new base does not have."""
-        for key in [k for k in self.places if k[0] == atom and k[1] and k[1] not in keep]:
+        keep = {"", GRADIENT, *keep}
+        for key in [k for k in self.places if k[0] == atom and k[1] not in keep]:
             self._drop(key)
+
+    def counting(self, pending: Presence) -> Iterator[tuple[Key, Place]]:
+        """Where everything lies that is part of the state. Room for a gradient stays when the gradient was
+        consumed: the next one needs it again."""
+        for key, place in self.places.items():
+            if key[1] != GRADIENT or pending.has(key[0]):
+                yield key, place
 
     def _drop(self, key: Key) -> None:
         """Whoever adopts this memory may reserve the place again, and new places hold zeros."""

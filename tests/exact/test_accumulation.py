@@ -1,0 +1,150 @@
+"""Gradients that are carried over a seal: `backward` every turn, `step` every few, cleared in all ways."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise, product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn, optim
+
+import everystep
+
+from .compare import freeze
+from .harness import SEED, Job, check, seed_all
+from .lagging import use_lagging_sides
+
+ADAMW = partial(optim.AdamW, lr=0.05)
+
+
+class Branching(nn.Module):
+    """One of its layers takes part in every third turn only: no gradient is not a zero gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.always, self.sometimes = nn.Linear(5, 5), nn.Linear(5, 5)
+        self.turn = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.always(x) + (self.sometimes(x) if self.turn % 3 == 0 else 0)
+
+
+def accumulating(window: int, kind: Callable[[Any], Any], clear: str) -> Job:
+    model = Branching()
+    optimizer = kind(model.parameters())
+
+    def turn(step: int) -> Any:
+        model.turn = step
+        if clear == "zeros first":
+            optimizer.zero_grad(set_to_none=False)
+        elif clear == "none first" and step % window == 0:
+            optimizer.zero_grad()
+        loss = model(torch.randn(4, 5)).square().mean()
+        loss.backward()
+        if step % window == window - 1:
+            optimizer.step()
+            if clear == "none":
+                optimizer.zero_grad()
+            elif clear == "zeros":
+                optimizer.zero_grad(set_to_none=False)
+        return loss.detach()
+
+    return Job(model, optimizer, turn)
+
+
+def lambs(parameters: Any) -> Any:
+    """Not torch's: its calls are kept in a log."""
+    return Scaling(parameters, {"lr": 0.05})
+
+
+class Scaling(optim.Optimizer):
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in (p for p in group["params"] if p.grad is not None):
+                self.state[p]["m"] = 0.9 * self.state[p].get("m", torch.zeros_like(p)) + p.grad
+                p.sub_(self.state[p]["m"] / (1 + p.grad.norm()), alpha=group["lr"])
+
+
+JOBS = {
+    "none": (4, ADAMW, "none"),
+    "none_first": (4, ADAMW, "none first"),
+    "zeros": (2, ADAMW, "zeros"),
+    "zeros_first": (1, partial(optim.SGD, lr=0.05, momentum=0.9, weight_decay=0.1), "zeros first"),
+    "zeros_every_turn": (1, ADAMW, "zeros"),
+    "never": (1, ADAMW, "never"),
+    "log": (3, lambs, "none"),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [*product(JOBS, ["shadow", "log"]), ("none", "store"), ("log", "store")],
+)
+def test_a_resume_within_a_window_has_its_gradients(tmp_path: Path, name: str, source: str) -> None:
+    options = {"durable_log": 1, "durable_every": "1h"} if source == "log" else {}
+    where = "shadow" if source == "shadow" else "store"
+    build = partial(accumulating, *JOBS[name])
+    check(build, tmp_path, total=9, die_at=(2, 5), source=where, **options)
+
+
+def test_rewind_takes_gradients_back_too(tmp_path: Path) -> None:
+    seed_all(SEED)
+    job = accumulating(4, ADAMW, "none")
+    with everystep.attach(job.model, job.optimizer, run=tmp_path / "run") as run:
+        for step in run.steps(8):
+            if step == 2:
+                run.flush(60)
+                kept = [freeze(p.grad) for p in job.model.parameters()]
+            job.turn(step)
+        run.rewind(2)
+        assert kept == [freeze(p.grad) for p in job.model.parameters()]
+
+
+def test_gradients_that_the_loop_discards_are_not_sent(tmp_path: Path) -> None:
+    """A loop that clears at its start would otherwise send them all a second time."""
+    seed_all(SEED)
+    model = nn.Linear(64, 64)
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    sent = []
+    with everystep.attach(model, optimizer, run=tmp_path / "run") as run:
+        for _ in run.steps(8):
+            optimizer.zero_grad()
+            model(torch.randn(2, 64)).square().mean().backward()
+            optimizer.step()
+            sent.append(run._recorder.tap.outbox.bytes_sent)
+    each = [b - a for a, b in pairwise(sent)]
+    assert each[0] > 2 * each[-1] * 0.9 and len(set(each[2:])) == 1, each
+
+
+@pytest.mark.parametrize("name", ["none", "zeros"])
+def test_on_a_device_that_lags(tmp_path: Path, name: str, monkeypatch: Any) -> None:
+    use_lagging_sides(monkeypatch, SEED, 0.1)
+    seed_all(SEED)
+    job = accumulating(*JOBS[name])
+    with everystep.attach(job.model, job.optimizer, run=tmp_path / "run", on_lag="wait") as run:
+        for step in run.steps(7):
+            if step == 6:
+                run.flush(60)
+                kept = [freeze(p.grad) for p in job.model.parameters()]
+            job.turn(step)
+    other = accumulating(*JOBS[name])
+    assert everystep.restore(tmp_path / "run", other.model, other.optimizer, step=6) == 6
+    assert kept == [freeze(p.grad) for p in other.model.parameters()]
+
+
+def test_a_bare_loop_may_seal_turns_that_only_accumulate(tmp_path: Path) -> None:
+    seed_all(SEED)
+    model = nn.Linear(3, 3)
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    x = torch.ones(2, 3)
+    with everystep.attach(model, optimizer, run=tmp_path / "run") as run:
+        run.resume()
+        for _ in range(3):
+            model(x).sum().backward()
+            run.seal()
+        assert run.step == 3

@@ -22,6 +22,7 @@ from everystep.capture.state import UserState
 from everystep.capture.tap import Tap
 from everystep.compression.compressor import names_of
 from everystep.connection import Connection, connect
+from everystep.core.alarm import Alarm
 from everystep.core.cadence import Rest, retry_seconds
 from everystep.core.pace import replay_threads
 from everystep.errors import CaptureTooLarge, EverystepError, LaneTimeout, ShadowLost
@@ -59,6 +60,7 @@ class Recorder:
         self.tap: Tap | None = None
         self.connection: Connection | None = None
         self.problem = ""
+        self._alarm = Alarm()
         self._folder = folder
         self._options = options
         self._models, self._optimizers = models, optimizers
@@ -172,6 +174,24 @@ class Recorder:
             if self.tap is not None and self.tap.outgrown:
                 self.guarded(self._change)()
         self.guarded(self._look_after_shadow)()
+        self._tell_trouble()
+
+    def _tell_trouble(self) -> None:
+        """Steps that are not recorded, or not written, are nothing to find out after a crash."""
+        if self.tap is None:
+            trouble = f"steps are not recorded: {self.problem}" if self.problem else ""
+        elif self.tap.dropping:
+            trouble = f"steps are not recorded: {self.tap.mode[1]}"
+        else:
+            trouble = self.connection.ring.notice if self.connection else ""
+        if told := self._alarm.look(trouble, time.monotonic()):
+            log.warning(
+                "everystep: run %s, step %d: %s; `everystep status %s` tells more",
+                self.path,
+                self.step,
+                told,
+                self.path,
+            )
 
     def guarded(self, work: Callable[..., Any]) -> Callable[..., Any]:
         """The trainer's boundary: a failure of ours degrades loudly, unless the user wants it raised."""
@@ -214,7 +234,9 @@ class Recorder:
         """Is it alive, is a new one ready?"""
         if self.connection is not None:
             if not self.connection.shadow.alive:
-                self._lose(f"shadow {self.connection.shadow.pid} is gone")
+                last_words = self.connection.ring.notice
+                why = f": {last_words}" if last_words else ""
+                self._lose(f"shadow {self.connection.shadow.pid} is gone{why}")
                 self._retry_at = 0.0
         elif self._started:
             self._welcome(self._started.pop())
@@ -252,8 +274,6 @@ class Recorder:
 
     def _lose(self, reason: str) -> None:
         """Stop recording; a new shadow is started after a while."""
-        if self.problem != reason:
-            log.error("degraded run=%s step=%d reason=%s", self.path, self.step, reason)
         self.problem = reason
         self._failures += 1
         self._retry_at = time.monotonic() + retry_seconds(self._failures - 1)
@@ -271,6 +291,8 @@ class Recorder:
         if self.connection is not None:
             self.connection.close()
             self.connection = None
+        if self.problem:
+            self._tell_trouble()
 
     def figures(self) -> dict[str, Any]:
         """What recording has cost and repaired since attach."""

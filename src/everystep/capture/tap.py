@@ -377,6 +377,11 @@ class Tap:
         return not self._letting_go
 
     @property
+    def dropping(self) -> bool:
+        """Steps go unrecorded although every one should be."""
+        return self._letting_go and not self._rest.periodic
+
+    @property
     def rates(self) -> dict[str, Any]:
         """What the device link was measured to do, 0 where there is none; and if it is used early."""
         return {
@@ -393,8 +398,12 @@ class Tap:
         """What happens to this run's steps just now, and why."""
         if self._letting_go and self._rest.periodic:
             return "periodic", self._rest.why
-        if self._letting_go:
-            return "letting go", "the ring was full: the shadow has to take what it holds first"
+        if self.dropping:
+            return (
+                "letting go",
+                "the ring was full, or state changed while it was copied; recording goes on with a new base "
+                'once the shadow has caught up (on_lag="wait" makes training wait instead)',
+            )
         if not self.base_is_sent:
             left, steps = self.states.atoms_left, self.states.steps_left
             return (

@@ -23,7 +23,8 @@ from everystep.core.geometry import RING_HEADER_BYTES, SLOT_HEADER_BYTES, Geomet
 from everystep.format import slot as fmt
 from everystep.lane.arena import SharedMemory
 
-_REQUEST_ATOMS_MAX = (RING_HEADER_BYTES - fmt.RING_REQUEST_ATOMS_AT) // 4
+_REQUEST_ATOMS_MAX = (fmt.RING_NOTICE_AT - fmt.RING_REQUEST_ATOMS_AT) // 4
+_NOTICE_BYTES_MAX = RING_HEADER_BYTES - fmt.RING_NOTICE_TEXT_AT
 
 
 class _Ring:
@@ -67,6 +68,13 @@ class RingWriter(_Ring):
     def shadow_is_warm(self) -> bool:
         """True once the shadow replays; until then a full ring only means that it is starting."""
         return bool(self._get(fmt.RING_WARM_AT))
+
+    @property
+    def notice(self) -> str:
+        """What is wrong with the shadow, in its own words; also after it died."""
+        size = min(self._get(fmt.RING_NOTICE_AT), _NOTICE_BYTES_MAX)
+        start = fmt.RING_NOTICE_TEXT_AT
+        return bytes(self.memory.view[start : start + size]).decode(errors="replace")
 
     def take(self) -> int | None:
         """The next ticket, or None if every slot is in use."""
@@ -197,6 +205,14 @@ class RingReader(_Ring):
 
     def say_warm(self) -> None:
         self._set(fmt.RING_WARM_AT, 1)
+
+    def put_notice(self, text: str) -> None:
+        """Have the trainer tell what is wrong; empty: nothing is. A trainer that reads at this moment may see
+        parts of two texts, and the right one at its next look."""
+        data = text.encode()[:_NOTICE_BYTES_MAX]
+        start = fmt.RING_NOTICE_TEXT_AT
+        self.memory.view[start : start + len(data)] = data
+        self._set(fmt.RING_NOTICE_AT, len(data))
 
     def request_atoms(self, atoms: Iterable[int] | None) -> None:
         """Ask the trainer to base these atoms anew; None means all."""

@@ -45,6 +45,7 @@ _CATCH_UP_SECONDS = 30.0
 _LAST_SECONDS = 5.0
 _SHIP_LAST_SECONDS = 20.0
 _START_OVER_MAX = 5
+_HEALED_SECONDS = 60.0  # without another failure; what fails again and again is whole in between
 _GIVE_UP_IDLES = 10  # a store that fails for this many idle times is not waited for any longer
 
 Waiter = tuple[list[bytes], control.Request, int]  # and the store's failures when it came
@@ -103,7 +104,8 @@ class Shadow:
         self._done = False
         self._idle_since = time.monotonic()
         self._problem = ""
-        self._starts_over = 0
+        self._noticed = ""  # what the trainer was told last
+        self._starts_over, self._failed_at = 0, 0.0
         self._poll_ms = _POLL_MS_MIN
         self._ready_since = 0.0
         self._warm = False  # a full ring means that we lag
@@ -160,8 +162,18 @@ class Shadow:
         except Exception as error:  # noqa: BLE001 — boundary: degrade visibly, ask for a new base
             self._start_over(error)
             busy = False
+        self._put_notice()
         self.board.put_up(self.status())
         return busy
+
+    def _put_notice(self) -> None:
+        """The trainer tells its user what is wrong here."""
+        if self.intake.whole and time.monotonic() - self._failed_at > _HEALED_SECONDS:
+            self._problem = ""
+        trouble = self._trouble
+        if trouble != self._noticed:
+            self.intake.ring.put_notice(trouble)
+            self._noticed = trouble
 
     def _wait(self, milliseconds: int) -> None:
         poller = select.poll()
@@ -175,7 +187,11 @@ class Shadow:
     def _start_over(self, error: Exception) -> None:
         """Something of ours failed: what the replica holds is not to be trusted any more."""
         self._starts_over += 1
-        self._problem = f"{type(error).__name__}: {error}"
+        self._failed_at = time.monotonic()
+        self._problem = (
+            f"the shadow failed {self._starts_over} times and starts over from a new base "
+            f"({type(error).__name__}: {error})"
+        )
         log.error("shadow_failed times=%d", self._starts_over, exc_info=error)
         if self._starts_over > _START_OVER_MAX or not self._trainer_alive:
             self._done = True

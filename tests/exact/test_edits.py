@@ -53,6 +53,25 @@ def begin_anew(step: int, model: Any, optimizer: Any) -> None:
         model[1].reset_parameters()
 
 
+def write_slots_unseen(step: int, model: Any, optimizer: Any) -> None:
+    """Through `.data`: neither version nor address of a slot changes."""
+    if step % 2:
+        for state in optimizer.state.values():
+            for value in state.values():
+                if isinstance(value, torch.Tensor) and value.numel() > 1:
+                    value.data.mul_(0.5)
+
+
+def new_parameter(step: int, model: Any, optimizer: Any) -> None:
+    """Another object of the same shape takes the place of a parameter, in the module and in the group."""
+    if step == 2:
+        old, new = model[1].weight, nn.Parameter(model[1].weight.detach() * 0.5)
+        params = optimizer.param_groups[0]["params"]
+        params[next(i for i, p in enumerate(params) if p is old)] = new
+        model[1].weight = new
+        optimizer.state.pop(old, None)
+
+
 def point_elsewhere(step: int, model: Any, optimizer: Any) -> None:
     if step == 2:
         model[0].weight.data = model[0].weight.data * 0.5
@@ -82,6 +101,8 @@ def every_edit(kind: str) -> Job:
         begin_anew=partial(edited, kind, nothing, begin_anew),
         elsewhere=partial(edited, kind, point_elsewhere, nothing),
         zero_state=partial(edited, kind, nothing, zero_state),
+        unseen=partial(edited, kind, nothing, write_slots_unseen),
+        unseen_before=partial(edited, kind, write_slots_unseen, nothing),
     )
 
 
@@ -95,6 +116,12 @@ def test_edits_outside_a_step(tmp_path: Path, kind: str, source: str) -> None:
 def every_reset(*kinds: str) -> Job:
     ways = {"after": (nothing, forget), "before": (forget, nothing), "one": (nothing, forget_one)}
     return together(**{f"{k}_{w}": partial(edited, k, *ways[w]) for k in kinds for w in ways})
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_parameter_that_is_replaced_by_another(tmp_path: Path, when: str) -> None:
+    moments = (new_parameter, nothing) if when == "before" else (nothing, new_parameter)
+    check(partial(edited, "adamw", *moments), tmp_path, die_at=(4,))
 
 
 @pytest.mark.parametrize("kinds", [("adamw", "sgd"), ("adafactor",)], ids=["replayed", "logged"])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from operator import attrgetter
+from itertools import chain
+from operator import attrgetter, is_, itemgetter
 from typing import Any
 
 import msgspec
@@ -43,17 +44,28 @@ class LiveCensus:
     census: Census
     tensors: list[torch.Tensor]
     optimizers: list[torch.optim.Optimizer]
-    homes: dict[int, tuple[torch.nn.Module, str]]  # where an atom that no optimizer moves lives
+    homes: dict[int, tuple[torch.nn.Module, str]]  # the attribute that each atom is
     models: tuple[torch.nn.Module, ...] = ()
     powers: dict[float, bytes] = field(default_factory=dict)  # what fused twins need of the device
 
     def __post_init__(self) -> None:
         self.kinds = list(map(kind, self.tensors))
         self._forms = self._group_forms()
+        moved = [atom for spec in self.census.optimizers for atom in spec.atoms]
+        self._moved = [self.tensors[atom] for atom in moved]
+        self._unmoved = {atom: self.homes[atom] for atom in self.homes.keys() - set(moved)}
+        homes = [(*self.homes[atom], self.tensors[atom]) for atom in self.homes.keys() & set(moved)]
+        self._homes_of_moved = [module._parameters for module, *_ in homes]
+        self._names_of_moved = [name for _, name, _ in homes]
+        self._at_home = [tensor for *_, tensor in homes]
 
     def follow(self) -> bool:
         """Look where `module.name = tensor` put new tensors; True if the census is no longer true."""
-        for atom, (module, name) in self.homes.items():
+        if not all(
+            map(is_, map(dict.get, self._homes_of_moved, self._names_of_moved), self._at_home)
+        ):
+            return True  # a new Parameter: whoever holds the old one records what nobody trains
+        for atom, (module, name) in self._unmoved.items():
             now = module._buffers.get(name, module._parameters.get(name))
             if now is self.tensors[atom]:
                 continue
@@ -66,8 +78,11 @@ class LiveCensus:
         return False
 
     def groups_have_grown(self) -> bool:
-        """True after `add_param_group`, or where steps are computed in another way from now on."""
-        return self._group_forms() != self._forms
+        """True after `add_param_group`, where a group has another parameter now, or where steps are computed
+        in another way from now on."""
+        groups = chain.from_iterable(optimizer.param_groups for optimizer in self.optimizers)
+        now = chain.from_iterable(map(itemgetter("params"), groups))
+        return self._group_forms() != self._forms or not all(map(is_, now, self._moved))
 
     def _group_forms(self) -> list[list[tuple[object, ...]]]:
         """How many parameters each group has, and which code steps them: a twin was chosen for it."""
@@ -100,8 +115,7 @@ def take_census(models: Models, optimizers: Optimizers, *, log: bool = True) -> 
     specs, powers = _with_twins(specs, list(named.values()))
     exactness, why = _exactness(specs, tensors)
     census = Census(tuple(atoms), tuple(specs), exactness, why, _not_persistent(models))
-    moved = {atom for spec in specs for atom in spec.atoms}
-    homes = {a: home for a, home in _homes(models, atom_of).items() if a not in moved}
+    homes = _homes(models, atom_of)
     given = tuple(models.values()) if isinstance(models, Mapping) else (models,)
     return LiveCensus(census, tensors, list(named.values()), homes, given, powers)
 

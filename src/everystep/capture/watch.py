@@ -1,8 +1,8 @@
 """Notices what changes atoms outside `step()`: clamps, swaps, re-initialisation, BatchNorm.
 
 On the CPU by comparing digests of the bytes, because version counters miss `p.data` edits,
-BatchNorm's statistics and fused steps. Elsewhere, and for large frozen parameters between two rounds,
-by version and address, which are hints.
+BatchNorm's statistics and fused steps. Elsewhere, and for large frozen parameters and slots between two
+rounds, by version and address, which are hints.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import xxhash
 
 from everystep.capture.census import LiveCensus
 from everystep.capture.glance import Glance, Hints
+from everystep.capture.slot_digests import SlotDigests
 from everystep.core.census import Mode
 from everystep.replay.tensors import raw_bytes
 
@@ -55,6 +56,7 @@ class Watch:
         self._seen = Hints([])
         self._hints: dict[int, Mark] = {}
         self._slots: list[Glance] = []
+        self._slot_bytes = [SlotDigests(live, index) for index in range(len(live.optimizers))]
         self.mark_all()
 
     def mark_all(self) -> None:
@@ -63,12 +65,16 @@ class Watch:
         self._marks = [] if self._by_hints else [*map(self._digest, range(len(self._live.tensors)))]
         self._hints = {i: self._hint(i) for i in self._frozen}
         self._slots = [Glance(optimizer) for optimizer in self._live.optimizers]
+        for digests in self._slot_bytes:
+            digests.mark(anew=True)
 
     def after_step(self, index: int) -> None:
         """What the optimizer just did to its own atoms is no edit."""
         optimizer, in_place = self._live.optimizers[index], self._in_place[index]
-        if not (in_place and self._slots[index].stepped(optimizer)):
+        same = in_place and self._slots[index].stepped(optimizer)
+        if not same:
             self._slots[index] = Glance(optimizer)
+        self._slot_bytes[index].mark(anew=not same)
         if self._by_hints and in_place and self._moves_all[index]:
             self._seen.after_writes(self._live.tensors)
             return
@@ -121,22 +127,24 @@ class Watch:
         """Whether any atom differs from its mark; nothing is marked."""
         if self._by_hints:
             return Hints(self._live.tensors) != self._seen
-        return any(self._digest(atom) != self._marks[atom] for atom in self._always)
+        weights = any(self._digest(atom) != self._marks[atom] for atom in self._always)
+        return weights or any(digests.differ() for digests in self._slot_bytes)
 
     def slots(self, index: int) -> SlotChanges:
         """What happened to an optimizer's state outside its step; it is marked anew."""
         before, optimizer = self._slots[index], self._live.optimizers[index]
+        edited, lost = self._slot_bytes[index].edited(), False
         if before.still_holds(optimizer):
-            return SlotChanges([], False)
+            return SlotChanges(edited, False)
         now = self._slots[index] = Glance(optimizer)
         old, new = before.slots(), now.slots()
-        edited, lost = [], False
         for atom in self._atoms[index]:
             owner = id(self._live.tensors[atom])
             was, there = old.get(owner, {}), new.get(owner, {})
             lost |= bool(was.keys() - there.keys())
-            if was != there:
+            if was != there and atom not in edited:
                 edited.append(atom)
+        self._slot_bytes[index].mark(anew=True)
         return SlotChanges(edited, lost)
 
     def _frozen_now(self) -> list[int]:

@@ -61,7 +61,7 @@ class Recorder:
         self.connection: Connection | None = None
         self.problem = ""
         self._alarm = Alarm()
-        self._folder = folder
+        self.folder = folder
         self._options = options
         self._models, self._optimizers = models, optimizers
         self._user_state = user_state
@@ -112,7 +112,7 @@ class Recorder:
     ) -> Connection:
         return connect(
             self.path,
-            self._folder,
+            self.folder,
             live.census,
             live.powers,
             self._options,
@@ -143,7 +143,7 @@ class Recorder:
 
     def card(self) -> ShadowCard | None:
         """The card of our own shadow, once it speaks for the run."""
-        card = read_card(self._folder)
+        card = read_card(self.folder)
         ours = self.connection.shadow.pid if self.connection else 0
         return card if card is not None and card.pid == ours else None
 
@@ -249,7 +249,7 @@ class Recorder:
         try:
             self.point = claimed_point(self.path, self.point, self.step)
             # a shadow that still speaks for the run goes when the new one holds the state
-            self._started.append(self._new_connection(live, None, read_card(self._folder)))
+            self._started.append(self._new_connection(live, None, read_card(self.folder)))
         except (OSError, EverystepError) as error:
             self._started.append(
                 error if isinstance(error, EverystepError) else EverystepError(str(error))
@@ -359,6 +359,19 @@ class Recorder:
                 self._send_base(operation)
             self.tap.land()
         self.wait_for_successor()
+
+    def holds_last_seal(self) -> bool:
+        """Whether our shadow has the state of the last seal, which training has left since."""
+        if self.tap is None or not (self.tap.flowing and self.tap.base_is_sent):
+            return False
+        self.tap.land()
+        self.wait_for_successor()
+        deadline = time.monotonic() + _START_SECONDS
+        while self.ask(AskStatus(exact=True), _START_SECONDS).status["shadow_step"] != self.step:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.01)
+        return True
 
     def _send_base(self, operation: str) -> None:
         """Seal the same step again until a base of it has been sent."""

@@ -26,6 +26,7 @@ from everystep.errors import EverystepError, NothingToRecover, RunBusy, UsageErr
 from everystep.lane.control import AskFlush, AskLeave, AskStatus
 from everystep.lane.retire import retire
 from everystep.lane.runtime import TrainerLock, read_card, runtime_dir
+from everystep.loop import Steps, Turn
 from everystep.options import Options, resolve
 from everystep.recorder import Recorder
 from everystep.recover.find import Found, find_newest
@@ -173,7 +174,7 @@ class Run:
         self._step_when_disabled = 0
         self._recorder: Recorder | None = None
         self._lock: TrainerLock | None = None
-        self._looping = False
+        self.turn = Turn.SEALED
         self._rewound = False  # the turn of the loop in which rewind was called is void
         self._closed = False
         self._resumed_from = ""
@@ -278,10 +279,54 @@ class Run:
                 f"steps({total}) of {self.path}: the run is already at step {start}",
                 hint=f"give a total of at least {start}, or rewind first",
             )
-        return _Steps(self, total)
+        return Steps(self, total)
+
+    def next_turn(self) -> None:
+        """Seal the turn that `steps` has ended."""
+        self._check_open()
+        tap = self._recorder.tap if self._recorder else None
+        void = self._rewound and not (tap and tap.calls)
+        self._rewound = False
+        if self.turn is not Turn.SEALED and not void:
+            self._seal()
+
+    def _end_open_turn(self) -> None:
+        """Another loop begins. `break` has finished the turn before; a turn that an exception has left in its
+        midst is taken back to the last seal, or its optimizer calls would be done twice."""
+        self._check_open()
+        tap = self._recorder.tap if self._recorder else None
+        calls = tap.calls if tap else 0
+        if self.turn is Turn.FINISHED:
+            if calls:
+                self._seal()
+        elif self.turn is not Turn.SEALED or calls:
+            self._take_back()
+        self.turn = Turn.SEALED
+
+    def _take_back(self) -> None:
+        recorder, step = self._recorder, self.step
+        if recorder is None or (recorder.tap is not None and not recorder.tap.opened):
+            return  # there is no seal to go back to
+        if not recorder.holds_last_seal():
+            raise EverystepError(
+                f"run {self.path}: the turn at step {step} was left in its midst, and the shadow does not "
+                f"hold the state of its start ({recorder.mode[1]})",
+                hint="attach again to go on from the newest step there is, or use run.rewind",
+            )
+        recorder.drop()
+        self._begin(recorder, recorder.folder)
+        log.warning(
+            "everystep: run %s: the turn at step %d was left in its midst; training is back at its start",
+            self.path,
+            step,
+        )
 
     def resume(self) -> int:
         """For loops that are not ours: restore random states, return the step to begin with."""
+        self._end_open_turn()
+        return self._resume()
+
+    def _resume(self) -> int:
         self._check_open()
         if self._rng_to_restore is not None:
             restore_rng(self._rng_to_restore)
@@ -293,11 +338,12 @@ class Run:
     def seal(self) -> None:
         """End a step in a loop that is not ours; `steps` does it by itself."""
         self._check_open()
-        if self._looping:
+        if self.turn is Turn.OPEN:
             raise UsageError(
                 f"seal at step {self.step}: steps() seals every step by itself",
                 hint="drop the call, or loop over range(run.resume(), total) instead",
             )
+        self._tell_unused_rng()
         tap = self._recorder.tap if self._recorder else None
         if tap is not None and tap.opened and tap.flowing and tap.nothing_happened():
             raise UsageError(
@@ -305,6 +351,17 @@ class Run:
                 hint="call it once a step; a skipped step shows in the state of a GradScaler or loader",
             )
         self._seal()
+
+    def _tell_unused_rng(self) -> None:
+        if self._rng_to_restore is not None:
+            self._rng_to_restore = None
+            log.warning(
+                "everystep: run %s: this loop seals but never called run.resume(), so the random states of "
+                "step %d were not restored and training differs from an unbroken run; begin the loop with "
+                "`for step in range(run.resume(), total)`",
+                self.path,
+                self.step,
+            )
 
     def _seal(self) -> None:
         if self._recorder is None:
@@ -316,7 +373,7 @@ class Run:
 
     def flush(self, timeout_seconds: float = _DURABLE_SECONDS) -> int:
         """Return once the newest sealed step is durable in the store."""
-        self.resume()
+        self._resume()
         if self._recorder is not None:
             answer = self._recorder.ask_durable(AskFlush(self.step), "flush", timeout_seconds)
             if answer.error:
@@ -387,7 +444,7 @@ class Run:
         recorder.drop()
         live = self._load(recorder, recorder.census(), found)
         recorder.connect(live, predecessor=predecessor, opening_rng=found.session.rng)
-        self.resume()
+        self._resume()
         for problem in found.problems:
             warnings.warn(f"everystep: {problem}", stacklevel=2)
         self._rewound = True
@@ -439,32 +496,6 @@ class Run:
     def _check_open(self) -> None:
         if self._closed:
             raise UsageError(f"run {self.path}: it is closed", hint="attach again")
-
-
-class _Steps:
-    """The loop of `run.steps`. Not a generator: `break` and an exception must be told apart, and only
-    the end of the `with` block can."""
-
-    def __init__(self, run: Run, total: int) -> None:
-        self._run = run
-        self._total = total
-        self._turn_open = False
-
-    def __iter__(self) -> Iterator[int]:
-        return self
-
-    def __next__(self) -> int:
-        run = self._run
-        run._check_open()
-        tap = run._recorder.tap if run._recorder else None
-        void = run._rewound and not (tap and tap.calls)
-        run._rewound = False
-        if self._turn_open and not void:
-            run._seal()
-        self._turn_open = run._looping = run.step < self._total
-        if not self._turn_open:
-            raise StopIteration
-        return run.step
 
 
 def _refuse_many_ranks() -> None:

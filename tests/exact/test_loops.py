@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,69 @@ def test_break_before_anything_happened_seals_nothing(tmp_path: Path) -> None:
                 break
             job.turn(step)
     assert everystep.open_run(tmp_path / "run").steps[-1] == 2
+
+
+def test_break_and_a_loop_again_goes_on_behind_it(tmp_path: Path) -> None:
+    end, losses, _ = unbroken(simple, 6)
+    job, attached = started(tmp_path / "run")
+    found = {}
+    with attached as run:
+        for until in (1, 3, 9):
+            for step in run.steps(6):
+                found[step] = freeze(job.turn(step))
+                if step == until:
+                    break
+        same(losses, found, "losses")
+        same(end, look(job), "end")
+    assert list(found) == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
+def test_a_turn_that_an_exception_left_is_taken_back(tmp_path: Path, error: Any) -> None:
+    """As when a cell of a notebook is interrupted behind `optimizer.step()` and run again."""
+    end, losses, _ = unbroken(simple, 6)
+    job, attached = started(tmp_path / "run")
+    found = {}
+    with attached as run:
+        for fails_at in (2, 4, 9):
+            with contextlib.suppress(error):
+                for step in run.steps(6):
+                    found[step] = freeze(job.turn(step))
+                    if step == fails_at:
+                        raise error
+        same(losses, found, "losses")
+        same(end, look(job), "end")
+    outcome = resume(simple, tmp_path / "run", 6, seed=SEED + 1)
+    same(end, outcome.end, "resumed")
+
+
+def test_a_bare_loop_that_was_interrupted_begins_its_turn_again(tmp_path: Path) -> None:
+    end, losses, _ = unbroken(simple, 4)
+    job, run = started(tmp_path / "run")
+    found = {}
+    for fails_at in (2, 9):
+        with contextlib.suppress(KeyboardInterrupt):
+            for step in range(run.resume(), 4):
+                found[step] = freeze(job.turn(step))
+                if step == fails_at:
+                    raise KeyboardInterrupt
+                run.seal()
+    same(losses, found, "losses")
+    same(end, look(job), "end")
+    run.close()
+
+
+def test_a_loop_that_never_restores_random_states_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(2):
+        job, run = started(tmp_path / "run")
+        assert "run.resume()" not in caplog.text
+        for step in range(run.step, run.step + 2):
+            job.turn(step)
+            run.seal()
+        run.close()
+    assert caplog.text.count("never called run.resume()") == 1
 
 
 def test_bare_loop_with_resume_and_seal(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from everystep.connection import Connection, connect
 from everystep.core.alarm import Alarm
 from everystep.core.cadence import Rest, retry_seconds
 from everystep.core.pace import replay_threads
+from everystep.core.slowdown import Slowdown
 from everystep.errors import CaptureTooLarge, EverystepError, LaneTimeout, ShadowLost
 from everystep.format.base import Point
 from everystep.lane.control import Answer, AskClose, AskFlush, AskRetire, AskStatus, Request
@@ -41,6 +42,10 @@ _DOCUMENT_SLACK_BYTES = 16 << 10
 _LANES_MAX = 8
 
 _UNLOGGED = "the log does not hold its residuals, bases do"
+_LESS = (
+    "every=10, or every='1m', records less often; give attach a compiled model as it is called; "
+    "steps of a few milliseconds cost most"
+)
 
 
 class Recorder:
@@ -61,6 +66,10 @@ class Recorder:
         self.connection: Connection | None = None
         self.problem = ""
         self._alarm = Alarm()
+        self._slowdown = Slowdown(options.overhead_budget_percent)
+        self._host_seconds = 0.0  # of the training thread, that our own code took
+        self._host_at_seal = 0.0
+        self._lost_seconds = 0.0  # of it, that training had to wait for
         self.folder = folder
         self._options = options
         self._models, self._optimizers = models, optimizers
@@ -168,13 +177,37 @@ class Recorder:
 
     def seal(self) -> None:
         self.step += 1
+        waited = self._stalls()[0]
+        # a device that has run out of work waits for the host: then our time is the training's
+        critical = self.tap is None or self.tap.copier.device_is_idle
+        self._seal()
+        own = self._host_seconds - self._host_at_seal
+        self._host_at_seal = self._host_seconds
+        self._lost_seconds += own if critical else self._stalls()[0] - waited
+        self._measure()
+        self._tell_trouble()
+
+    def _measure(self) -> None:
+        if self.tap is None or not (self.tap.flowing and self.tap.base_is_sent):
+            self._slowdown.skip()
+            return
+        lost = self._lost_seconds + self._stalls()[1]
+        self._slowdown.sealed(time.monotonic(), lost)
+        if told := self._slowdown.warning():
+            log.warning("everystep: run %s, step %d: %s; %s", self.path, self.step, told, _LESS)
+
+    def _stalls(self) -> tuple[float, float]:
+        """Seconds that the host, and the device, have waited since attach."""
+        figures = self.figures()
+        return figures["stall_seconds"], figures["device_stall_seconds"]
+
+    def _seal(self) -> None:
         if self.tap is not None:
             self.guarded(self.tap.seal)(self.step)
         for _ in range(_LANES_MAX):
             if self.tap is not None and self.tap.outgrown:
                 self.guarded(self._change)()
         self.guarded(self._look_after_shadow)()
-        self._tell_trouble()
 
     def _tell_trouble(self) -> None:
         """Steps that are not recorded, or not written, are nothing to find out after a crash."""
@@ -198,6 +231,7 @@ class Recorder:
 
         @functools.wraps(work)
         def guarded(*args: Any, **kwargs: Any) -> Any:
+            began = time.perf_counter()
             try:
                 return work(*args, **kwargs)
             except CaptureTooLarge as error:
@@ -211,6 +245,8 @@ class Recorder:
                 if self._options.on_failure == "raise":
                     raise
                 self._lose(f"{type(error).__name__}: {error}")
+            finally:
+                self._host_seconds += time.perf_counter() - began
             return None
 
         return guarded
@@ -306,6 +342,11 @@ class Recorder:
             "device_stall_seconds": self.tap.copier.stall_seconds,
         }
         return {name: self._past[name] + now[name] for name in now} | self.tap.rates
+
+    @property
+    def slowdown_percent(self) -> float | None:
+        """By how much recording slows training down, as far as the trainer can measure it; None: not yet."""
+        return self._slowdown.percent
 
     @property
     def mode(self) -> tuple[str, str]:

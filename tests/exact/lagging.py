@@ -22,6 +22,7 @@ class LaggingSide:
     link_bytes_per_second = 0.0
     window_seconds = 0.0
     digest_seconds = 0.0
+    is_idle = False
     allocated_bytes = 0
     peak_bytes = 1 << 40
 

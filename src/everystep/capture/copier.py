@@ -61,6 +61,11 @@ class Copier:
         first.write_word(self._words[at], commit_word(self._ring.nonce, ticket))
 
     @property
+    def device_is_idle(self) -> bool:
+        """Whether everything that was queued is done: the device waits for the host. So it is without one."""
+        return all(side.is_idle for side in self.sides.values())
+
+    @property
     def stall_seconds(self) -> float:
         return sum(side.stall_seconds for side in self.sides.values())
 

@@ -3,21 +3,21 @@
 A gradient's memory may be written again right after `step()` (`zero_grad(set_to_none=False)`, static
 buffers), or be given to the next forward's activations. The first shows in gradients that are the same
 objects step after step; then the compute stream waits for the copies right after the step. Otherwise
-gradients are kept, and let go part by part at release points: forward hooks on a few modules.
+gradients are kept, and let go part by part at release points (`release_points.py`).
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from operator import call
 
 import torch
 
 from everystep.capture.copier import Copier
+from everystep.capture.release_points import POINTS_MAX
 from everystep.core.release import release_plan
 
-_POINTS_MAX = 8
 _SURE_AFTER_STEPS = 2
 
 
@@ -34,6 +34,7 @@ class GradientLifetime:
         self._passed = 0  # release points since the last seal
         self._allocated: list[int] = []  # at each of them, while there is no plan
         self._steps = 0
+        self.pointless = 0  # seals in a row without a release point before them
 
     def look(self, optimizer: int, gradients: Sequence[torch.Tensor]) -> bool:
         """Before a call is logged. False: gradients were written while they were being copied."""
@@ -67,7 +68,7 @@ class GradientLifetime:
             self._copier.state.release_snapshots()
         if self._passed + 1 < len(self._plan):
             self._copier.holds.release(keep_bytes=self._plan[self._passed + 1])
-        elif not self._plan and self._passed < _POINTS_MAX:
+        elif not self._plan and self._passed < POINTS_MAX:
             self._allocated.append(self._copier.allocated_bytes)
         self._passed += 1
 
@@ -76,26 +77,7 @@ class GradientLifetime:
         sure = self._steps > _SURE_AFTER_STEPS and not self._copier.holds.bytes
         if self._active and sure and not self._plan:
             self._plan = release_plan(self._allocated, self._copier.peak_bytes)
+        self.pointless = 0 if self._passed else self.pointless + 1
         if not self._passed:  # no forward comes by a release point: do not keep them through one
             self._copier.state.release_snapshots()
         self._passed, self._allocated = 0, []
-
-
-def release_modules(models: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:
-    """Modules spread over a forward; none inside compiled code, where a hook would break the graph."""
-    found: dict[int, torch.nn.Module] = {}
-
-    def visit(module: torch.nn.Module) -> None:
-        compiled = hasattr(module, "_orig_mod") or module._compiled_call_impl is not None
-        if next(module.parameters(recurse=False), None) is not None or compiled:
-            found.setdefault(id(module), module)
-        if not compiled:
-            for child in module.children():
-                visit(child)
-
-    for model in models:
-        visit(model)
-    owners = list(found.values())
-    if len(owners) <= _POINTS_MAX:
-        return owners
-    return [owners[i * (len(owners) - 1) // (_POINTS_MAX - 1)] for i in range(_POINTS_MAX)]

@@ -20,10 +20,10 @@ from everystep.capture.census import LiveCensus
 from everystep.capture.copier import Copier
 from everystep.capture.early import Guard
 from everystep.capture.fingerprints import FingerprintSender
-from everystep.capture.lifetime import release_modules
 from everystep.capture.nesting import outer_call
 from everystep.capture.outbox import LetGo, Outbox
 from everystep.capture.pending import PendingGradients
+from everystep.capture.release_points import points_outside, release_points
 from everystep.capture.rng import capture_rng
 from everystep.capture.state import UserState
 from everystep.capture.states import StateSender
@@ -32,6 +32,8 @@ from everystep.core.cadence import Rest
 from everystep.core.census import Mode, OptimizerSpec
 from everystep.core.events import Seal
 from everystep.lane.ring import RingWriter
+
+_LOOK_OUTSIDE = (3, 30)  # seals without a release point: the model may have been compiled since
 
 
 class Tap:
@@ -112,14 +114,7 @@ class Tap:
             hooks.move_to_end(handle.id, last=False)
             self._handles.append(handle)
         if self.copier.sides:
-            point = self._guard(self._release_point)
-
-            def at_module(*_: object) -> None:
-                if not torch.compiler.is_compiling():
-                    point()
-
-            for module in release_modules(self.live.models):
-                self._handles.append(module.register_forward_pre_hook(at_module))
+            self._handles += release_points(self.live.models, self._guard(self._release_point))
 
     def _register_pre(self, index: int, optimizer: torch.optim.Optimizer) -> Any:
         before = partial(self._guard(self._before_step), index)
@@ -257,6 +252,9 @@ class Tap:
         self.log.discard()
         self.land()
         self.log.turn(step)
+        if self.copier.sides and self.log.lifetime.pointless in _LOOK_OUTSIDE:
+            point = self._guard(self._release_point)
+            self._handles += points_outside(self.live.models, point)
         self.opened = True
         self.calls = 0
         grown = self.live.groups_have_grown if self._letting_go else self.live.has_grown

@@ -35,6 +35,10 @@ class Side(Protocol):
     digest_seconds: float  # that digesting the state took last; 0: not measured yet
 
     @property
+    def is_idle(self) -> bool:
+        """Whether the compute stream has done everything it was given."""
+
+    @property
     def allocated_bytes(self) -> int:
         """Device memory in use by this process's tensors now."""
 
@@ -112,6 +116,10 @@ class CudaSide:
         self.window_seconds = 0.0
         self._digest: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
         self.digest_seconds = 0.0
+
+    @property
+    def is_idle(self) -> bool:
+        return bool(self._compute().query())
 
     @property
     def allocated_bytes(self) -> int:

@@ -3,7 +3,8 @@
     EverystepError                     .hint says what to do
     ├── UsageError (also ValueError)   OptionsError, UnsupportedState, ModelMismatch, RunBusy
     ├── CaptureError                   CaptureTooLarge
-    ├── LaneError                      LaneTimeout, NotEnoughMemory, ShadowLost
+    ├── LaneError                      LaneTimeout, NotEnoughMemory, ProtocolMismatch, DescriptorsRefused,
+    │                                  ShadowLost
     ├── StoreError                     NotARun, CorruptData, UnknownVersion, Fenced, NotEnoughDisk
     └── RecoveryError                  NothingToRecover, StepUnavailable
 
@@ -68,6 +69,14 @@ class LaneTimeout(LaneError):
 
 class NotEnoughMemory(LaneError):
     """Shared memory of the needed size cannot be had here."""
+
+
+class ProtocolMismatch(LaneError):
+    """Another version of everystep, whose messages this one does not understand."""
+
+
+class DescriptorsRefused(LaneError):
+    """The kernel does not let shared memory pass from one process to another here."""
 
 
 class ShadowLost(LaneError):

@@ -4,12 +4,14 @@ that step, and what was written behind it no longer counts."""
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
 
 from everystep.core.retention import Rules
-from everystep.errors import EverystepError, RunBusy, StepUnavailable
+from everystep.errors import EverystepError, ProtocolMismatch, RunBusy, StepUnavailable
 from everystep.lane.control import AskRetire, ask
 from everystep.lane.runtime import ShadowCard, TrainerLock, is_alive, read_card, runtime_dir
 from everystep.recover.find import find_newest
@@ -52,8 +54,13 @@ def restore_to(run: Path, step: int) -> dict[str, Any]:
 
 
 def _dismiss(card: ShadowCard, run: Path) -> None:
-    with contextlib.suppress(EverystepError):  # it may be gone before it has answered
+    try:
         ask(card.control, AskRetire(), timeout_seconds=_LEAVE_SECONDS)
+    except ProtocolMismatch:  # a signal is understood by every version
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(card.pid, signal.SIGTERM)
+    except EverystepError:
+        pass  # it may be gone before it has answered
     deadline = time.monotonic() + _LEAVE_SECONDS
     while is_alive(card):
         if time.monotonic() > deadline:

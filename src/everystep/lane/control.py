@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -14,49 +15,57 @@ import msgspec
 import zmq
 
 from everystep.core.census import Census
-from everystep.errors import LaneTimeout, ShadowLost
+from everystep.errors import LaneTimeout, ProtocolMismatch, ShadowLost
 from everystep.format.base import SessionValues
+from everystep.lane.protocol import NOT_UNDERSTOOD, PROTOCOL, head_of, versions
 
 _LOOK_SECONDS = 1.0  # between two looks whether the shadow still lives
+_REQUEST_BYTES_MAX = 1 << 20  # whoever sends more is cut off
 _LAST_WORDS_MS = 200  # an answer that a shadow gave before it left is read after it left
 
 
-class AskStatus(msgspec.Struct, frozen=True, tag="status"):
+class Ask(msgspec.Struct, frozen=True, kw_only=True):
+    """What every request carries."""
+
+    protocol: int = PROTOCOL
+
+
+class AskStatus(Ask, frozen=True, tag="status"):
     """`exact`: as it is now. Otherwise the shadow's notice board answers, also while the shadow is busy."""
 
     exact: bool = False
 
 
-class AskFlush(msgspec.Struct, frozen=True, tag="flush"):
+class AskFlush(Ask, frozen=True, tag="flush"):
     """Make everything up to this step durable; answered when it is, or when it cannot be."""
 
     step: int
 
 
-class AskYield(msgspec.Struct, frozen=True, tag="yield"):
+class AskYield(Ask, frozen=True, tag="yield"):
     """Replay what there is, stop changing the replica, and say where everything lies."""
 
 
-class AskDefer(msgspec.Struct, frozen=True, tag="defer"):
+class AskDefer(Ask, frozen=True, tag="defer"):
     """A successor has started: yield to nobody while it lives, it may hold newer steps."""
 
     pid: int
     start: int
 
 
-class AskRetire(msgspec.Struct, frozen=True, tag="retire"):
+class AskRetire(Ask, frozen=True, tag="retire"):
     """Another shadow holds the state: go away, write nothing."""
 
     unless_speaking: bool = False  # refused by a shadow that has taken over the run meanwhile
 
 
-class AskClose(msgspec.Struct, frozen=True, tag="close"):
+class AskClose(Ask, frozen=True, tag="close"):
     """The trainer ended well: make everything durable and go away."""
 
     step: int
 
 
-class AskLeave(msgspec.Struct, frozen=True, tag="leave"):
+class AskLeave(Ask, frozen=True, tag="leave"):
     """The trainer stops but may come back: the same as if it had died."""
 
 
@@ -101,6 +110,9 @@ class Answer(msgspec.Struct, frozen=True):
     repair: bool = False
     status: dict[str, Any] = {}
     holding: Holding | None = None
+    # the request was not understood: it is of another version, or nonsense
+    refused: bool = False
+    protocol: int = PROTOCOL
 
 
 class ControlServer:
@@ -109,6 +121,7 @@ class ControlServer:
     def __init__(self, address: str) -> None:
         self.socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
         self.socket.setsockopt(zmq.LINGER, 500)
+        self.socket.setsockopt(zmq.MAXMSGSIZE, _REQUEST_BYTES_MAX)
         self.socket.bind(address)
         self._decoder = msgspec.msgpack.Decoder(Request)
 
@@ -117,14 +130,24 @@ class ControlServer:
         return int(self.socket.getsockopt(zmq.FD))
 
     def receive(self) -> tuple[list[bytes], Request] | None:
-        """The next request with its return address, or None; nonsense is dropped."""
+        """The next request with its return address, or None. What is not understood is refused at once:
+        whoever asked would wait."""
         while True:
             try:
                 *route, body = self.socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return None
-            with contextlib.suppress(msgspec.DecodeError):
-                return route, self._decoder.decode(body)
+            head, why = head_of(body), ""
+            if head.protocol == PROTOCOL:
+                try:
+                    return route, self._decoder.decode(body)
+                except NOT_UNDERSTOOD as error:
+                    why = f" ({error})"
+            words = (
+                f"shadow {os.getpid()} speaks protocol {PROTOCOL} and does not understand the request "
+                f"{head.type!r} of protocol {head.protocol}{why}"
+            )
+            self.answer(route, Answer(error=words, refused=True))
 
     def answer(self, route: list[bytes], answer: Answer) -> None:
         with contextlib.suppress(zmq.ZMQError):  # whoever asked may be gone
@@ -151,6 +174,7 @@ class NoticeBoard:
         # never closed: its thread ends with the process
         self._context: zmq.Context[Any] = zmq.Context()
         self._socket: zmq.Socket[bytes] = self._context.socket(zmq.REP)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, _REQUEST_BYTES_MAX)
         self._socket.bind(board_of(address))
 
     def put_up(self, status: dict[str, Any]) -> None:
@@ -160,9 +184,11 @@ class NoticeBoard:
             threading.Thread(target=self._serve, name="everystep-board", daemon=True).start()
 
     def _serve(self) -> None:
+        """Whatever is asked, and in however many parts: the answer is the same."""
         while True:
-            self._socket.recv()
-            self._socket.send(self.answer)
+            with contextlib.suppress(zmq.Again, zmq.error.InterruptedSystemCall):
+                self._socket.recv_multipart()
+                self._socket.send(self.answer)
 
 
 def ask(
@@ -195,9 +221,23 @@ def ask(
                 )
             if time.monotonic() >= deadline:
                 raise LaneTimeout(f"{what}: no answer in {timeout_seconds:g} s")
-        return msgspec.msgpack.decode(socket.recv(), type=Answer)
+        return _understood(socket.recv_multipart()[-1], what)
     finally:
         socket.close()
+
+
+def _understood(message: bytes, what: str) -> Answer:
+    """An answer in words that we know; fields that we do not know are passed over."""
+    try:
+        answer = msgspec.msgpack.decode(message, type=Answer)
+    except NOT_UNDERSTOOD as error:
+        theirs = versions("it", head_of(message).protocol)
+        raise ProtocolMismatch(
+            f"{what}: its answer is not understood ({error}); {theirs}"
+        ) from error
+    if answer.refused:
+        raise ProtocolMismatch(f"{what}: {answer.error}")
+    return answer
 
 
 def _milliseconds(seconds: float) -> int:

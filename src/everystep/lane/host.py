@@ -54,6 +54,14 @@ def process_start(pid: int) -> int:
     return 0 if fields[0] in "ZX" else int(fields[19])
 
 
+def shared_bytes(pid: int) -> int:
+    """Shared memory that a process has mapped and touched; 0 if it does not say."""
+    for line in _text(f"/proc/{pid}/status").splitlines():
+        if line.startswith("RssShmem:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
 def _meminfo_available() -> int:
     for line in _text("/proc/meminfo").splitlines():
         if line.startswith("MemAvailable:"):

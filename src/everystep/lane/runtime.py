@@ -23,8 +23,9 @@ class ShadowCard(msgspec.Struct, frozen=True):
 
     pid: int
     start: int
-    control: str
-    descriptors: str
+    control: str = ""
+    descriptors: str = ""
+    protocol: int = 0  # of its messages; see lane/protocol.py
 
 
 def runtime_dir(run: str) -> Path:
@@ -65,7 +66,7 @@ def read_card(folder: Path) -> ShadowCard | None:
 def _stored_card(folder: Path) -> ShadowCard | None:
     try:
         return msgspec.json.decode((folder / "shadow.json").read_bytes(), type=ShadowCard)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, ValueError):
         return None
 
 

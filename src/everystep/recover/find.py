@@ -13,7 +13,10 @@ from typing import NamedTuple
 from everystep.core.census import Census
 from everystep.core.events import Seal
 from everystep.errors import (
+    DescriptorsRefused,
     EverystepError,
+    NothingToRecover,
+    ProtocolMismatch,
     StepUnavailable,
     StoreError,
     UnknownVersion,
@@ -24,6 +27,8 @@ from everystep.format.planes import check_readable
 from everystep.lane import control
 from everystep.lane.arena import SharedMemory
 from everystep.lane.descriptors import receive_descriptors
+from everystep.lane.last_words import last_words
+from everystep.lane.protocol import PROTOCOL, versions
 from everystep.lane.runtime import ShadowCard, is_alive, read_card
 from everystep.store import layout
 from everystep.store.bases import BaseReader, read_index
@@ -82,9 +87,9 @@ def find_newest(
     problems: list[str] = []
     lineage = Lineage("", [], [])
     known = identify(run)[0] is not None
-    found = None
+    found = held = None
     if card is not None and folder is not None:
-        found, card = _from_living(card, folder, problems)
+        found, card, held = _from_living(card, folder, problems)
         known = identify(run)[0] is not None
     if known:  # read after asking: a shadow that went meanwhile has left its last words there
         lineage = read_lineage(run)
@@ -95,20 +100,45 @@ def find_newest(
             return found, card
         found.close()
     on_the_way = on_the_way and step is None
-    return _from_store(run, lineage, problems, step, exact, on_the_way), card
+    stored = _from_store(run, lineage, problems, step, exact, on_the_way)
+    if held is not None and step is None:
+        _check_last_words(run, stored, held, problems)
+    return stored, card
+
+
+def _check_last_words(run: Path, stored: Found | None, held: int, problems: list[str]) -> None:
+    """What a shadow held and did not leave in the store is lost, and not in silence."""
+    if stored is None:
+        raise NothingToRecover(
+            f"resume {run}: its shadow held step {held} and left nothing in the store "
+            f"({'; '.join(problems)})",
+            hint="to begin at step 0, attach again",
+        )
+    if stored.point.step < held:
+        problems.append(
+            f"the shadow held step {held} and left step {stored.point.step} in the store"
+        )
 
 
 def _from_living(
     card: ShadowCard, folder: Path, problems: list[str]
-) -> tuple[Found | None, ShadowCard | None]:
-    """Ask the run's shadow; one that hands over to its successor meanwhile is asked no longer."""
+) -> tuple[Found | None, ShadowCard | None, int | None]:
+    """Ask the run's shadow; one that hands over to its successor meanwhile is asked no longer. One that
+    cannot hand over says its last words to the store: the third value is the step that should be there."""
     while True:
         own: list[str] = []
-        found = _from_shadow(card, own)
-        now = read_card(folder) if found else _card_after(card, folder)
+        try:
+            found = _from_shadow(card, own)
+            now = read_card(folder) if found else _card_after(card, folder)
+        except (ProtocolMismatch, DescriptorsRefused) as refusal:
+            held = last_words(card, folder, str(refusal))
+            problems.append(
+                f"{refusal}: the shadow wrote to the store and left; resuming from there"
+            )
+            return None, read_card(folder), held
         if found is not None or now is None or now.pid == card.pid:
             problems += own
-            return found, now
+            return found, now, None
         card = now
 
 
@@ -121,6 +151,8 @@ def _card_after(card: ShadowCard, folder: Path) -> ShadowCard | None:
 
 
 def _from_shadow(card: ShadowCard, problems: list[str]) -> Found | None:
+    if card.protocol != PROTOCOL:
+        raise ProtocolMismatch(versions(f"shadow {card.pid}", card.protocol))
     try:
         answer = control.ask(
             card.control,
@@ -134,6 +166,8 @@ def _from_shadow(card: ShadowCard, problems: list[str]) -> Found | None:
         holding = answer.holding
         count = holding.extents + (1 if holding.tail_bytes else 0)
         fds = receive_descriptors(card.descriptors, count)
+    except (ProtocolMismatch, DescriptorsRefused):
+        raise
     except EverystepError as error:
         problems.append(f"shadow {card.pid}: {error}")
         return None

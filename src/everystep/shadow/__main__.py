@@ -6,14 +6,16 @@ import logging
 import os
 import sys
 
-import msgspec
-
-from everystep.shadow.opening import Opening
+from everystep.errors import ProtocolMismatch
+from everystep.shadow.opening import read_opening
 from everystep.shadow.process import Shadow
 
 
 def main() -> None:
-    opening = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Opening)
+    try:
+        opening = read_opening(sys.stdin.buffer.read())
+    except ProtocolMismatch as error:
+        sys.exit(str(error))  # the trainer reads the end of our log
     if os.fork():
         os._exit(0)  # the trainer's child ends here; the shadow belongs to init, not to the trainer
     os.nice(15)

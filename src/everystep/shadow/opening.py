@@ -8,8 +8,10 @@ from everystep.core.census import Census
 from everystep.core.geometry import Geometry
 from everystep.core.retention import Rules
 from everystep.core.survival import Survival
+from everystep.errors import ProtocolMismatch
 from everystep.format.base import Point
 from everystep.lane.control import Holding
+from everystep.lane.protocol import NOT_UNDERSTOOD, PROTOCOL, head_of
 from everystep.lane.runtime import ShadowCard
 
 
@@ -41,3 +43,19 @@ class Opening(msgspec.Struct, frozen=True):
     arena_dir: str | None
     bucket: str | None = None
     bucket_bytes_per_second: int = 0
+    protocol: int = PROTOCOL
+
+
+def read_opening(message: bytes) -> Opening:
+    """A trainer keeps the code it has loaded, its next shadow gets what is installed by then."""
+    theirs = head_of(message).protocol
+    try:
+        if theirs == PROTOCOL:
+            return msgspec.msgpack.decode(message, type=Opening)
+        found = f"the trainer speaks protocol {theirs}, the shadow's everystep {PROTOCOL}"
+    except NOT_UNDERSTOOD as error:
+        found = f"what the trainer says is not understood ({error})"
+    raise ProtocolMismatch(
+        f"open shadow: {found}: everystep was changed while the trainer runs",
+        hint="restart the trainer, or install again what it began with",
+    )

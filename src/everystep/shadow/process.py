@@ -20,6 +20,7 @@ from everystep.lane import control
 from everystep.lane.arena import SharedMemory
 from everystep.lane.descriptors import DescriptorServer
 from everystep.lane.host import is_readable, process_start
+from everystep.lane.protocol import PROTOCOL
 from everystep.lane.retire import retire
 from everystep.lane.ring import RingReader
 from everystep.lane.runtime import ShadowCard, is_alive, remove_card, write_card
@@ -68,6 +69,7 @@ class Shadow:
             process_start(os.getpid()),
             f"ipc://{folder}/{opening.name}.control",
             f"{folder}/{opening.name}.memory",
+            PROTOCOL,
         )
         self.replica = Replica(opening.census, opening.arena_dir)
         ring = RingReader(SharedMemory(opening.ring_fd), opening.geometry)

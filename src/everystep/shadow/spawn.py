@@ -58,6 +58,7 @@ def start_shadow(**fields: Any) -> ShadowHandle:
     log_path = Path(opening.folder) / "shadow.log"
     try:
         with _open_log(log_path) as log:
+            said_before = log.seek(0, os.SEEK_END)
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "everystep.shadow"],
                 stdin=subprocess.PIPE,
@@ -74,7 +75,7 @@ def start_shadow(**fields: Any) -> ShadowHandle:
         with contextlib.suppress(BrokenPipeError), process.stdin:
             process.stdin.write(msgspec.msgpack.encode(opening))
         try:
-            pid = _read_pid(read_end, log_path)
+            pid = _read_pid(read_end, log_path, said_before)
         except ShadowLost:
             process.kill()
             raise
@@ -87,10 +88,11 @@ def start_shadow(**fields: Any) -> ShadowHandle:
     return ShadowHandle(pid, f"ipc://{opening.folder}/{opening.name}.control")
 
 
-def _read_pid(fd: int, log_path: Path) -> int:
+def _read_pid(fd: int, log_path: Path, said_before: int) -> int:
     data = os.read(fd, 32) if is_readable(fd, _START_SECONDS) else b""
     if not data:
-        lines = log_path.read_text(errors="replace").strip().splitlines()[-3:]
+        said = log_path.read_bytes()[said_before:].decode(errors="replace")
+        lines = said.strip().splitlines()[-3:]
         found = "; ".join(lines) or "nothing in its log"
         raise ShadowLost(f"start shadow: it did not come up: {found}", hint=f"see {log_path}")
     return int(data)

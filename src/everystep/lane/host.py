@@ -9,16 +9,15 @@ import shutil
 from pathlib import Path
 
 from everystep.core.survival import Facts
+from everystep.lane.cgroup import read_memory
 
 _INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # a constant of the Linux kernel
 _UNLIMITED_BYTES = 1 << 60
+_OOM_SCORE_ADJ = Path("/proc/self/oom_score_adj")
 
 
 def read_facts() -> Facts:
-    limit = _cgroup_memory_limit()
-    available = _meminfo_available()
-    if limit:
-        available = min(available, max(0, limit - _cgroup_memory_used()))
+    cgroup = read_memory()
     memlock = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     shm = os.statvfs("/dev/shm") if Path("/dev/shm").is_dir() else None
     return Facts(
@@ -27,11 +26,13 @@ def read_facts() -> Facts:
         pid_namespace_is_initial=_link("/proc/self/ns/pid") == _INITIAL_PID_NAMESPACE,
         cgroup=_text("/proc/self/cgroup").strip().replace("\n", " "),
         slurm_step=os.environ.get("SLURM_STEP_ID", ""),
-        memory_available_bytes=available,
-        memory_limit_bytes=limit,
+        memory_available_bytes=min(_meminfo("MemAvailable"), cgroup.left_bytes),
+        memory_limit_bytes=cgroup.limit_bytes,
         memlock_bytes=-1 if memlock == resource.RLIM_INFINITY else memlock,
         shm_free_bytes=shm.f_bavail * shm.f_frsize if shm else 0,
         shm_total_bytes=shm.f_blocks * shm.f_frsize if shm else 0,
+        memory_total_bytes=_meminfo("MemTotal"),
+        oom_group=cgroup.oom_group,
     )
 
 
@@ -62,47 +63,33 @@ def shared_bytes(pid: int) -> int:
     return 0
 
 
-def _meminfo_available() -> int:
+def oom_score_adj(file: Path = _OOM_SCORE_ADJ) -> int:
+    text = _text(str(file)).strip()
+    return int(text) if text.lstrip("-").isdigit() else 0
+
+
+def lower_oom_score_adj(target: int, file: Path = _OOM_SCORE_ADJ) -> int:
+    """Have the OOM killer spare this process, as far towards `target` as we may; returns how far that is.
+
+    Below what it was started with a process needs CAP_SYS_RESOURCE, but what was raised without it may be
+    lowered again without it.
+    """
+    reached, refused = oom_score_adj(file), target - 1
+    while reached > refused + 1:
+        value = target if refused < target else (reached + refused) // 2
+        try:
+            file.write_text(str(value))
+            reached = value
+        except OSError:
+            refused = value
+    return reached
+
+
+def _meminfo(name: str) -> int:
     for line in _text("/proc/meminfo").splitlines():
-        if line.startswith("MemAvailable:"):
+        if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024
     return _UNLIMITED_BYTES
-
-
-def _cgroup_folders() -> list[Path]:
-    """The folders of this process's memory cgroup and its parents, version 2 and version 1."""
-    folders: list[Path] = []
-    for line in _text("/proc/self/cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            roots = [Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified")]
-        elif "memory" in controllers.split(","):
-            roots = [Path("/sys/fs/cgroup/memory")]
-        else:
-            continue
-        here = Path(path.lstrip("/"))
-        folders += [root / part for root in roots for part in (here, *here.parents)]
-    return folders
-
-
-def _cgroup_memory_limit() -> int:
-    limits = [
-        int(text)
-        for folder in _cgroup_folders()
-        for name in ("memory.max", "memory.limit_in_bytes")
-        if (text := _text(str(folder / name)).strip()).isdigit()
-    ]
-    smallest = min(limits, default=_UNLIMITED_BYTES)
-    return smallest if smallest < _UNLIMITED_BYTES else 0
-
-
-def _cgroup_memory_used() -> int:
-    for folder in _cgroup_folders():
-        for name in ("memory.current", "memory.usage_in_bytes"):
-            text = _text(str(folder / name)).strip()
-            if text.isdigit():
-                return int(text)
-    return 0
 
 
 def _text(path: str) -> str:

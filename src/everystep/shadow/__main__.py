@@ -9,6 +9,7 @@ import sys
 from everystep.errors import ProtocolMismatch
 from everystep.shadow.opening import read_opening
 from everystep.shadow.process import Shadow
+from everystep.shadow.spare import spare_from_oom
 
 
 def main() -> None:
@@ -26,7 +27,7 @@ def main() -> None:
     )
     code = 1
     try:
-        Shadow(opening).run()
+        Shadow(spare_from_oom(opening)).run()
         code = 0
     except Exception:
         logging.getLogger("everystep.shadow").exception("shadow_died")

@@ -448,6 +448,7 @@ class Shadow:
             "disk_forecast": self._outlook.latest,
             **self.tuning.describe(),
             "outlives_trainer": self.opening.survival.outlives,
+            "outlives_oom": self.opening.survival.outlives_oom,
             "outlives_why": self.opening.survival.because,
             "health": "degraded" if self._trouble else "ok",
             "problem": self._trouble,

@@ -22,6 +22,7 @@ from everystep.capture.state import UserState
 from everystep.core.census import Mode
 from everystep.core.forecast import check_fits
 from everystep.core.status import summary
+from everystep.device.pages import refusals as page_lock_refusals
 from everystep.errors import EverystepError, NothingToRecover, RunBusy, UsageError
 from everystep.lane.control import AskFlush, AskLeave, AskStatus
 from everystep.lane.retire import retire
@@ -425,6 +426,7 @@ class Run:
             "slowdown_percent": recorder.slowdown_percent,
             "state_dict_seconds_total": self._user_state.seconds_total,
             "state_dict_seconds_max": self._user_state.seconds_max,
+            "limitations": [*document.get("limitations", []), *page_lock_refusals],
         }
         return {"summary": summary(document), **document}
 

@@ -24,7 +24,7 @@ from everystep.lane.runtime import ShadowCard, read_card, runtime_dir, write_car
 from everystep.recover import find
 from everystep.shadow.opening import read_opening
 
-from .traces import adam, bits, model, shadows, train_step
+from .traces import bits, model, sgd, shadows, train_step
 
 STEPS = 5
 OTHER = """
@@ -35,8 +35,8 @@ everystep.lane.protocol.PROTOCOL = {protocol}
 TRAINER = """
 import os, sys
 import everystep
-from hostile.traces import adam, bits, model, train_step
-net = model(); optimizer = adam(net)
+from hostile.traces import bits, model, sgd, train_step
+net = model(); optimizer = sgd(net)
 run = everystep.attach(net, optimizer, run=sys.argv[1], on_lag="wait", durable_every="1h")
 for step in run.steps(int(sys.argv[2])):
     train_step(net, optimizer)
@@ -81,7 +81,7 @@ def test_a_shadow_of_another_version_is_replaced_and_nothing_lost(
         "its notice board to tell the newest step",
     )
     net = model()
-    optimizer = adam(net)
+    optimizer = sgd(net)
     began = time.monotonic()
     words = f"shadow {card.pid} speaks protocol {protocol}, this everystep speaks {PROTOCOL}"
     with pytest.warns(UserWarning, match=words):
@@ -108,11 +108,11 @@ def test_a_shadow_of_another_version_that_does_not_leave(
     monkeypatch.setattr(last_words, "_LEAVE_SECONDS", 0.3)
     net = model()
     with pytest.raises(LaneTimeout, match="still lives") as caught:
-        everystep.attach(net, adam(net), run=tmp_path / "run")
+        everystep.attach(net, sgd(net), run=tmp_path / "run")
     assert f"kill -9 {card.pid}" in (caught.value.hint or "")
     os.kill(card.pid, signal.SIGCONT)
     wait_until(lambda: process_start(card.pid) != card.start, "it to say its last words")
-    with everystep.attach(net, adam(net), run=tmp_path / "run") as run:
+    with everystep.attach(net, sgd(net), run=tmp_path / "run") as run:
         assert run.step == STEPS
 
 
@@ -127,8 +127,8 @@ def test_last_words_that_did_not_reach_the_store(
     write_card(folder, card)
     net = model()
     with pytest.raises(NothingToRecover, match=r"held step 7 and left nothing"):
-        everystep.attach(net, adam(net), run=path)
-    optimizer = adam(net)
+        everystep.attach(net, sgd(net), run=path)
+    optimizer = sgd(net)
     with everystep.attach(net, optimizer, run=path) as run:
         for _ in run.steps(3):
             train_step(net, optimizer)
@@ -146,7 +146,7 @@ def test_everystep_changed_while_the_trainer_runs(
     monkeypatch.setattr(connection, "start_shadow", another)
     net = model()
     with pytest.raises(ShadowLost, match="everystep was changed while the trainer runs") as caught:
-        everystep.attach(net, adam(net), run=tmp_path / "run")
+        everystep.attach(net, sgd(net), run=tmp_path / "run")
     assert f"protocol {PROTOCOL + 1}" in str(caught.value) and "restart" in str(caught.value)
     assert "Traceback" not in str(caught.value)
 

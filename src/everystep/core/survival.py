@@ -24,6 +24,8 @@ class Facts(msgspec.Struct, frozen=True):
     shm_free_bytes: int
     shm_total_bytes: int
     memory_total_bytes: int = 0
+    file_limit_bytes: int = -1  # of one file or shared memory; -1: unlimited
+    address_limit_bytes: int = -1
     oom_group: str = ""  # the cgroup that is ended as a whole when memory runs out
 
 

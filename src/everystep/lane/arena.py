@@ -7,9 +7,10 @@ import mmap
 import os
 
 from everystep.errors import NotEnoughMemory
+from everystep.lane.limits import limit_behind, limit_bytes
 from everystep.lane.memory import address_of, populate
 
-_TOO_LITTLE = (errno.ENOSPC, errno.ENOMEM, errno.EFBIG, errno.EDQUOT)
+_TOO_LITTLE = (errno.ENOSPC, errno.ENOMEM, errno.EFBIG, errno.EDQUOT, errno.EAGAIN)
 
 
 class SharedMemory:
@@ -18,7 +19,10 @@ class SharedMemory:
     def __init__(self, fd: int) -> None:
         self.fd = fd
         self.bytes = os.fstat(fd).st_size
-        self.map = mmap.mmap(fd, self.bytes)
+        try:
+            self.map = mmap.mmap(fd, self.bytes)
+        except OSError as error:
+            raise _refusal(error, f"map {self.bytes / 2**20:.1f} MiB of shared memory") from error
         self.view = memoryview(self.map)
         self.words = self.view.cast("Q")
 
@@ -30,15 +34,15 @@ class SharedMemory:
         try:
             _allocate(fd, size, on_disk=directory is not None)
             return cls(fd)
+        except NotEnoughMemory:
+            os.close(fd)
+            raise
         except OSError as error:
             os.close(fd)
             if error.errno not in _TOO_LITTLE:
                 raise
-            raise NotEnoughMemory(
-                f"allocate {size / 2**20:.1f} MiB for {name} in {place}: {error.strerror}",
-                hint="point arena_dir (or EVERYSTEP_ARENA_DIR) at a directory with room, "
-                "or free host memory",
-            ) from error
+            what = f"allocate {size / 2**20:.1f} MiB for {name} in {place}"
+            raise _refusal(error, what) from error
 
     def close(self) -> None:
         """Give the descriptor back; the pages go when the last holder has done so."""
@@ -52,6 +56,22 @@ class SharedMemory:
             self.map.close()
         except BufferError:
             pass  # somebody still looks at a slice: the mapping goes when that view does
+
+
+def _refusal(error: OSError, what: str) -> NotEnoughMemory:
+    """A limit of this process is told as such: more memory would not help."""
+    limit = limit_behind(error.errno or 0)
+    if limit is None:
+        return NotEnoughMemory(
+            f"{what}: {error.strerror}",
+            hint="point arena_dir (or EVERYSTEP_ARENA_DIR) at a directory with room, "
+            "or free host memory",
+        )
+    return NotEnoughMemory(
+        f"{what}: {error.strerror}: this process is limited to {limit_bytes(limit) / 2**20:.1f} MiB by "
+        f"{limit.name}",
+        hint=f"raise it where the trainer is started ({limit.ulimit} shows it)",
+    )
 
 
 def _allocate(fd: int, size: int, *, on_disk: bool) -> None:

@@ -7,10 +7,12 @@ import os
 import socket
 from pathlib import Path
 
-from everystep.errors import LaneTimeout
+from everystep.errors import DescriptorsRefused
 
 _FDS_MAX = 250  # one message of the kernel takes 253
 _TIMEOUT_SECONDS = 10.0
+_SEND_SECONDS = 1.0  # it goes into a buffer
+_HERE, _REFUSED = b"d", b"!"  # with descriptors; followed by the reason why there are none
 
 
 class DescriptorServer:
@@ -25,17 +27,19 @@ class DescriptorServer:
         self.socket.setblocking(False)
 
     def serve(self, fds: list[int]) -> None:
-        """Answer everybody who waits now; a peer that went away again is no concern of ours."""
+        """Answer everybody who waits now; nobody is waited for, and one that went away is no concern."""
         while True:
             try:
                 peer, _ = self.socket.accept()
             except BlockingIOError:
                 return
             with peer, contextlib.suppress(OSError):
-                peer.settimeout(_TIMEOUT_SECONDS)
-                for start in range(0, len(fds), _FDS_MAX):
-                    socket.send_fds(peer, [b"d"], fds[start : start + _FDS_MAX])
-                    peer.recv(1)
+                peer.settimeout(_SEND_SECONDS)
+                try:
+                    for start in range(0, len(fds), _FDS_MAX):
+                        socket.send_fds(peer, [_HERE], fds[start : start + _FDS_MAX])
+                except OSError as error:
+                    peer.sendall(_REFUSED + f"sending: {error.strerror or error}".encode())
 
     def close(self) -> None:
         self.socket.close()
@@ -45,25 +49,44 @@ class DescriptorServer:
 def receive_descriptors(path: str, count: int) -> list[int]:
     """Ask a shadow for its memory; the caller owns what comes back."""
     fds: list[int] = []
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
-        peer.settimeout(_TIMEOUT_SECONDS)
-        try:
-            peer.connect(path)
-            while len(fds) < count:
-                _, more, _, _ = socket.recv_fds(peer, 1, _FDS_MAX)
-                if not more:
-                    break
-                fds += more
-                peer.send(b"k")
-        except OSError as error:
-            _close(fds)
-            raise LaneTimeout(f"receive {count} descriptors from {path}: {error}") from error
-    if len(fds) != count:
-        _close(fds)
-        raise LaneTimeout(f"receive descriptors from {path}: {len(fds)} came, expected {count}")
+    try:
+        _receive(path, count, fds)
+    except OSError as error:
+        for fd in fds:
+            os.close(fd)
+        raise DescriptorsRefused(
+            f"descriptor passing is refused here ({error.strerror or error}; "
+            f"{len(fds)} of {count} came from {path})"
+        ) from error
     return fds
 
 
-def _close(fds: list[int]) -> None:
-    for fd in fds:
-        os.close(fd)
+def _receive(path: str, count: int, fds: list[int]) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
+        peer.settimeout(_TIMEOUT_SECONDS)
+        peer.connect(path)
+        while len(fds) < count:
+            said, more, flags, _ = socket.recv_fds(peer, 1, _FDS_MAX)
+            fds += more
+            if said == _REFUSED:
+                raise OSError(peer.recv(1000).decode(errors="replace"))
+            if flags & socket.MSG_CTRUNC:
+                raise OSError(
+                    "the kernel withholds them: a security policy, or too many open files"
+                )
+            if not more:
+                raise OSError("the shadow sends none")
+
+
+def passing_refused() -> str:
+    """Why descriptors cannot be passed here, tried within this process; empty if they can."""
+    one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    with one, other:
+        try:
+            socket.send_fds(one, [_HERE], [one.fileno()])
+            _, fds, _, _ = socket.recv_fds(other, 1, 1)
+        except OSError as error:
+            return error.strerror or str(error)
+        for fd in fds:
+            os.close(fd)
+    return "" if fds else "the kernel withholds them"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import resource
 import select
 import shutil
 from pathlib import Path
 
 from everystep.core.survival import Facts
 from everystep.lane.cgroup import read_memory
+from everystep.lane.limits import ADDRESS_SPACE, FILE_SIZE, LOCKED, limit_bytes
 
 _INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # a constant of the Linux kernel
 _UNLIMITED_BYTES = 1 << 60
@@ -18,7 +18,6 @@ _OOM_SCORE_ADJ = Path("/proc/self/oom_score_adj")
 
 def read_facts() -> Facts:
     cgroup = read_memory()
-    memlock = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     shm = os.statvfs("/dev/shm") if Path("/dev/shm").is_dir() else None
     return Facts(
         pid=os.getpid(),
@@ -28,10 +27,12 @@ def read_facts() -> Facts:
         slurm_step=os.environ.get("SLURM_STEP_ID", ""),
         memory_available_bytes=min(_meminfo("MemAvailable"), cgroup.left_bytes),
         memory_limit_bytes=cgroup.limit_bytes,
-        memlock_bytes=-1 if memlock == resource.RLIM_INFINITY else memlock,
+        memlock_bytes=limit_bytes(LOCKED),
         shm_free_bytes=shm.f_bavail * shm.f_frsize if shm else 0,
         shm_total_bytes=shm.f_blocks * shm.f_frsize if shm else 0,
         memory_total_bytes=_meminfo("MemTotal"),
+        file_limit_bytes=limit_bytes(FILE_SIZE),
+        address_limit_bytes=limit_bytes(ADDRESS_SPACE),
         oom_group=cgroup.oom_group,
     )
 
@@ -83,6 +84,15 @@ def lower_oom_score_adj(target: int, file: Path = _OOM_SCORE_ADJ) -> int:
         except OSError:
             refused = value
     return reached
+
+
+def may_lower_oom_score_adj(file: Path = _OOM_SCORE_ADJ) -> bool:
+    """Tried by one; raising it again is always allowed."""
+    before = oom_score_adj(file)
+    lowered = lower_oom_score_adj(before - 1, file) < before
+    if lowered:
+        file.write_text(str(before))
+    return lowered
 
 
 def _meminfo(name: str) -> int:

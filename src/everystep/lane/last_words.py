@@ -54,7 +54,12 @@ def _speaks(card: ShadowCard, folder: Path) -> bool:
 def _held_step(card: ShadowCard) -> int | None:
     """As its notice board tells; one that tells nothing we understand has no say in what was lost."""
     try:
-        status = ask(card.control, AskStatus(), timeout_seconds=_STATUS_SECONDS).status
+        status = ask(
+            card.control,
+            AskStatus(),
+            timeout_seconds=_STATUS_SECONDS,
+            alive=lambda: is_alive(card),
+        ).status
     except (EverystepError, OSError):
         return None
     step = status.get("shadow_step")

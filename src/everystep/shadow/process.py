@@ -19,7 +19,8 @@ from everystep.format.base import SessionValues
 from everystep.lane import control
 from everystep.lane.arena import SharedMemory
 from everystep.lane.descriptors import DescriptorServer
-from everystep.lane.host import is_readable, process_start
+from everystep.lane.host import process_start
+from everystep.lane.process_watch import ProcessWatch
 from everystep.lane.protocol import PROTOCOL
 from everystep.lane.retire import retire
 from everystep.lane.ring import RingReader
@@ -95,7 +96,7 @@ class Shadow:
         self.board = control.NoticeBoard(self._card.control)
         self.descriptors = DescriptorServer(Path(self._card.descriptors))
         self._waiters: list[Waiter] = []
-        self._trainer_fd = _pidfd(opening.trainer_pid, opening.trainer_start)
+        self._trainer = ProcessWatch(opening.trainer_pid, opening.trainer_start)
         self._trainer_alive = True
         self._alone = opening.predecessor is None  # no other shadow speaks for this run
         self._yielded = False
@@ -181,8 +182,8 @@ class Shadow:
         poller = select.poll()
         for fd in (self.control.fileno(), self.descriptors.socket.fileno()):
             poller.register(fd, select.POLLIN)
-        if self._trainer_alive:
-            poller.register(self._trainer_fd, select.POLLIN)
+        if self._trainer_alive and self._trainer.fd >= 0:
+            poller.register(self._trainer.fd, select.POLLIN)
         with contextlib.suppress(InterruptedError):
             poller.poll(milliseconds)
 
@@ -203,7 +204,7 @@ class Shadow:
     # ------------------------------------------------------------------ who is there
 
     def _look_around(self) -> None:
-        if self._trainer_alive and _exited(self._trainer_fd):
+        if self._trainer_alive and self._trainer.gone:
             self._trainer_gone()
         if not self._alone:
             self._look_for_predecessor()
@@ -450,6 +451,7 @@ class Shadow:
             "outlives_trainer": self.opening.survival.outlives,
             "outlives_oom": self.opening.survival.outlives_oom,
             "outlives_why": self.opening.survival.because,
+            "limitations": [self._trainer.refused] if self._trainer.refused else [],
             "health": "degraded" if self._trouble else "ok",
             "problem": self._trouble,
         }
@@ -476,19 +478,3 @@ class Shadow:
         self.control.close()
         for address in (self._card.control, control.board_of(self._card.control)):
             Path(address.removeprefix("ipc://")).unlink(missing_ok=True)
-
-
-def _pidfd(pid: int, start: int) -> int:
-    """A descriptor for exactly the process that started then; one that is gone reads as exited."""
-    try:
-        fd = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return -1
-    if process_start(pid) != start:
-        os.close(fd)
-        return -1
-    return fd
-
-
-def _exited(pidfd: int) -> bool:
-    return pidfd < 0 or is_readable(pidfd)

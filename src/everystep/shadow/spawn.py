@@ -14,6 +14,7 @@ import msgspec
 from everystep.errors import ShadowLost
 from everystep.lane.control import Answer, Request, ask
 from everystep.lane.host import is_readable
+from everystep.lane.process_watch import ProcessWatch
 from everystep.shadow.opening import Opening
 
 _START_SECONDS = 60.0
@@ -26,24 +27,24 @@ class ShadowHandle:
     def __init__(self, pid: int, control: str) -> None:
         self.pid = pid
         self.control = control
-        try:
-            self._pidfd = os.pidfd_open(pid)
-        except ProcessLookupError:
-            raise ShadowLost(f"shadow {pid}: died right after its start") from None
+        self.watch = ProcessWatch(pid)
+        if self.watch.gone:
+            self.watch.close()
+            raise ShadowLost(f"shadow {pid}: died right after its start")
 
     @property
     def alive(self) -> bool:
-        return not is_readable(self._pidfd)
+        return not self.watch.gone
 
     def wait_gone(self, seconds: float) -> bool:
-        return is_readable(self._pidfd, seconds)
+        return self.watch.wait_gone(seconds)
 
     def ask(self, request: Request, *, timeout_seconds: float) -> Answer:
         """Ask, noticing within a second if it dies meanwhile."""
         return ask(self.control, request, timeout_seconds=timeout_seconds, alive=lambda: self.alive)
 
     def close(self) -> None:
-        os.close(self._pidfd)
+        self.watch.close()
 
 
 def start_shadow(**fields: Any) -> ShadowHandle:

@@ -21,34 +21,36 @@ _LEAVE_SECONDS = 10.0
 _SLOW_BYTES_PER_SECOND = 50e6  # a disk that takes less is taken for one that hangs
 
 
-def last_words(card: ShadowCard, folder: Path, reason: str) -> int | None:
+def last_words(card: ShadowCard, reason: str) -> int | None:
     """Return once it has written and left; the step that it said it held, if it said so.
 
     SIGTERM asks for it: that is understood by shadows of every version.
     """
     held = _held_step(card)
+    home = Path(card.control.removeprefix("ipc://")).parent
+    listed = _listed(card, home)
     seconds = _LEAVE_SECONDS + shared_bytes(card.pid) / _SLOW_BYTES_PER_SECOND
     log.warning("last_words shadow=%d step=%s reason=%s", card.pid, held, reason)
     if is_alive(card):
         with contextlib.suppress(ProcessLookupError):
             os.kill(card.pid, signal.SIGTERM)
     deadline = time.monotonic() + seconds
-    while _speaks(card, folder):
+    # a shadow takes its card away when all is written; it may still be sending to a bucket then
+    while is_alive(card) and _listed(card, home) == listed:
         if time.monotonic() > deadline:
             raise LaneTimeout(
                 f"shadow {card.pid}: asked to write its newest step to the store and leave "
                 f"({reason}), it still lives after {seconds:.0f} s",
-                hint=f"look at {folder / 'shadow.log'}; attach again once it is gone, "
+                hint=f"look at {home / 'shadow.log'}; attach again once it is gone, "
                 f"or give up what only it holds: kill -9 {card.pid}",
             )
         time.sleep(0.01)
     return held
 
 
-def _speaks(card: ShadowCard, folder: Path) -> bool:
-    """A shadow takes its card away when all is written; it may still be sending to a bucket then."""
-    now = read_card(folder)
-    return now is not None and now.pid == card.pid and is_alive(card)
+def _listed(card: ShadowCard, home: Path) -> bool:
+    now = read_card(home)
+    return now is not None and now.pid == card.pid
 
 
 def _held_step(card: ShadowCard) -> int | None:

@@ -131,7 +131,7 @@ def _from_living(
             found = _from_shadow(card, own)
             now = read_card(folder) if found else _card_after(card, folder)
         except (ProtocolMismatch, DescriptorsRefused) as refusal:
-            held = last_words(card, folder, str(refusal))
+            held = last_words(card, str(refusal))
             problems.append(
                 f"{refusal}: the shadow wrote to the store and left; resuming from there"
             )

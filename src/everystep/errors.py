@@ -1,12 +1,13 @@
 """Every error of everystep.
 
     EverystepError                     .hint says what to do
-    ├── UsageError (also ValueError)   OptionsError, UnsupportedState, ModelMismatch, RunBusy
+    ├── UsageError (also ValueError)   OptionsError, UnsupportedState, ModelMismatch, RunBusy,
+    │                                  RunHasSteps
     ├── CaptureError                   CaptureTooLarge
     ├── LaneError                      LaneTimeout, NotEnoughMemory, ProtocolMismatch, DescriptorsRefused,
     │                                  ShadowLost
     ├── StoreError                     NotARun, CorruptData, UnknownVersion, Fenced, NotEnoughDisk
-    └── RecoveryError                  NothingToRecover, StepUnavailable
+    └── RecoveryError                  NothingToRecover, StepUnavailable, DirectoryLost
 
 A message names the operation, the object, what was found and what was expected; the remedy goes into
 `hint`. Errors travel untouched to two boundaries: the trainer's session and the shadow's main loop.
@@ -45,6 +46,10 @@ class ModelMismatch(UsageError):
 
 class RunBusy(UsageError):
     """Another living trainer holds this run."""
+
+
+class RunHasSteps(UsageError):
+    """The run may not be resumed, and there is something to resume."""
 
 
 class CaptureError(EverystepError):
@@ -117,6 +122,10 @@ class NothingToRecover(RecoveryError):
 
 class StepUnavailable(RecoveryError):
     """The step asked for is not retained."""
+
+
+class DirectoryLost(RecoveryError):
+    """A living shadow's run directory is not where it was, and nobody has said what is to become of it."""
 
 
 class SilentCorruption(EverystepError):

@@ -40,6 +40,9 @@ class Options:
     residuals: Literal["lossy", "exact"] = "lossy"
     """Of compression with feedback, which logs do not hold: a resume past a base takes the base's, or goes
     back to the base."""
+    resume: Literal["auto", "never", "must"] = "auto"
+    """Go on from the newest step if there is one; refuse a run that has steps; or refuse one that has none.
+    "must" also adopts what a living shadow holds whose run directory is gone."""
     on_lag: Literal["drop", "wait"] = "drop"
     """A full ring lets records go and re-bases later, or makes the trainer wait."""
     on_failure: Literal["warn", "raise"] = "warn"
@@ -69,6 +72,7 @@ class Options:
 
     def __post_init__(self) -> None:
         _one_of("residuals", self.residuals, ("lossy", "exact"))
+        _one_of("resume", self.resume, ("auto", "never", "must"))
         _one_of("on_lag", self.on_lag, ("drop", "wait"))
         _one_of("on_failure", self.on_failure, ("warn", "raise"))
         _steps_or_duration("every", self.every)

@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import math
 import os
 import threading
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,12 +28,21 @@ from everystep.core.alarm import Alarm
 from everystep.core.cadence import Rest, retry_seconds
 from everystep.core.pace import replay_threads
 from everystep.core.slowdown import Slowdown
-from everystep.errors import CaptureTooLarge, EverystepError, LaneTimeout, ShadowLost
+from everystep.errors import CaptureTooLarge, EverystepError, LaneTimeout, RunBusy, ShadowLost
 from everystep.format.base import Point
-from everystep.lane.control import Answer, AskClose, AskFlush, AskRetire, AskStatus, Request
+from everystep.lane.control import (
+    Answer,
+    AskClose,
+    AskFlush,
+    AskLeave,
+    AskRetire,
+    AskStatus,
+    Request,
+)
 from everystep.lane.runtime import ShadowCard, read_card
 from everystep.options import Options
 from everystep.recover.find import Found, claimed_point
+from everystep.store.home import known_run
 
 log = logging.getLogger("everystep")
 
@@ -71,6 +82,8 @@ class Recorder:
         self._host_at_seal = 0.0
         self._lost_seconds = 0.0  # of it, that training had to wait for
         self.folder = folder
+        self.holder: object = None  # the Run that a user holds, or has forgotten
+        self._run_id = ""  # of the run that the directory has held since attach
         self._options = options
         self._models, self._optimizers = models, optimizers
         self._user_state = user_state
@@ -119,6 +132,7 @@ class Recorder:
     def _new_connection(
         self, live: LiveCensus, found: Found | None, predecessor: ShadowCard | None
     ) -> Connection:
+        self._run_id = known_run(self.path) or self._run_id
         return connect(
             self.path,
             self.folder,
@@ -128,6 +142,7 @@ class Recorder:
             replay_threads=replay_threads(len(os.sched_getaffinity(0))),
             step=self.step,
             document_bytes=self._document_bytes,
+            run_id=self._run_id,
             continues=self.point,
             found=found,
             predecessor=predecessor,
@@ -354,6 +369,23 @@ class Recorder:
         if self.tap is None:
             return "not recording", self.problem or "a shadow is being started"
         return self.tap.mode
+
+    def halt(self, other: str) -> None:
+        """Another trainer has the run: two must not write it, so that this one records nothing more."""
+        if self._retry_at == math.inf:
+            return
+        reason = (
+            f"run {self.path}: recording has stopped at step {self.step}: another trainer holds the run "
+            f"now ({other}); the lock file was removed or replaced"
+        )
+        with contextlib.suppress(EverystepError):
+            self.ask(AskLeave(), 5)
+        self.drop()
+        self.problem, self._retry_at = reason, math.inf
+        log.error("halted run=%s step=%d reason=%s", self.path, self.step, reason)
+        if self._options.on_failure == "raise":
+            raise RunBusy(reason, hint="stop one of the two trainers")
+        warnings.warn(f"everystep: {reason}; stop one of the two trainers", stacklevel=5)
 
     # ------------------------------------------------------------------ asking and ending
 

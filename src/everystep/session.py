@@ -17,16 +17,18 @@ import msgspec
 import torch
 
 from everystep.capture.census import LiveCensus, Models, Optimizers, take_census
+from everystep.capture.ranks import refuse_many_ranks
 from everystep.capture.rng import restore_rng
 from everystep.capture.state import UserState
 from everystep.core.census import Mode
 from everystep.core.forecast import check_fits
+from everystep.core.resume import nothing_found
 from everystep.core.status import summary
 from everystep.device.pages import refusals as page_lock_refusals
 from everystep.errors import EverystepError, NothingToRecover, RunBusy, UsageError
 from everystep.lane.control import AskFlush, AskLeave, AskStatus
-from everystep.lane.retire import retire
-from everystep.lane.runtime import TrainerLock, read_card, runtime_dir
+from everystep.lane.lock import TrainerLock
+from everystep.lane.runtime import runtime_dir
 from everystep.loop import Steps, Turn
 from everystep.options import Options, resolve
 from everystep.recorder import Recorder
@@ -40,11 +42,12 @@ from everystep.recover.load import (
     redo_tail,
     same_atoms,
 )
+from everystep.recover.meet import bring_newest, check_resume, hold_run, point_here, shadow_of
 from everystep.recover.pending import Pending
 from everystep.recover.upload import Uploads
 from everystep.shadow.outlook import look_ahead
 from everystep.store.tags import check_tag_name, set_tag
-from everystep.store.tiers import bring, locate
+from everystep.store.tiers import locate
 
 log = logging.getLogger("everystep")
 
@@ -78,19 +81,19 @@ def restore(
 ) -> int:
     """Load the newest step (or a retained one) without attaching; returns the step loaded."""
     path, bucket = locate(run)
-    folder = runtime_dir(str(path))
-    try:  # nobody may attach to, and train on, the memory that is read here
-        lock: TrainerLock | None = TrainerLock(folder, str(path))
-    except RunBusy:
-        lock = None
+    folder, lock = None, None
+    with contextlib.suppress(RunBusy):  # nobody may attach to, and train on, what is read here
+        folder, lock = hold_run(path)
     try:
-        if lock is not None and bucket is not None:
-            _bring(path, bucket, folder)
+        if folder is not None:
+            check_resume(path, shadow_of(path, folder), "auto")
+        if folder is not None and bucket is not None:
+            bring_newest(path, bucket, folder)
         done, _ = find_and_load(
             # without an optimizer nothing is redone, and how far the log goes must be known
             lambda on_the_way: find_newest(
                 path,
-                folder if lock else None,
+                folder,
                 step,
                 on_the_way=on_the_way and optimizer is not None,
             ),
@@ -106,14 +109,6 @@ def restore(
     finally:
         if lock is not None:
             lock.close()
-
-
-def _bring(path: Path, bucket: str, folder: Path) -> None:
-    """Have the newest of directory and bucket in the directory. A shadow of a lineage that another host has
-    gone on with since then holds nothing that counts."""
-    card = read_card(folder)
-    if bring(path, bucket, heal=card is None) and card is not None:
-        retire(card)
 
 
 def _load_without_attaching(
@@ -178,16 +173,19 @@ class Run:
         self.turn = Turn.SEALED
         self._rewound = False  # the turn of the loop in which rewind was called is void
         self._closed = False
+        self._ended_by_later = False
         self._resumed_from = ""
         self._attach_seconds: dict[str, float] = {}
         self._rng_to_restore: bytes | None = None
         self._user_state = UserState(state)
         if options.enabled:
-            _refuse_many_ranks()
-            folder = runtime_dir(str(path))
-            self._lock = TrainerLock(folder, str(path))
+            refuse_many_ranks()
+            TrainerLock.end_earlier(runtime_dir(str(path)))
+            folder, self._lock = hold_run(path)
+            self._lock.hold_for(self._end_for_later)
             try:
                 self._recorder = Recorder(path, folder, options, model, optimizer, self._user_state)
+                self._recorder.holder = self  # its hooks keep both: a later attach can end them
                 self._begin(self._recorder, folder)
             except BaseException:
                 self._end(failed=True)
@@ -197,19 +195,24 @@ class Run:
         """Find the newest point, load it, and connect to a shadow that goes on from it."""
         live = self._timed("census", recorder.census)
         recorder.versions = [0] * len(live.tensors)
+        resume = self._options.resume
+        adopts = check_resume(self.path, shadow_of(self.path, folder), resume)
         if self._bucket is not None:
             log.info("tiers run=%s bucket=%s", self.path, self._bucket)
-            self._timed("fetch", _bring, self.path, self._bucket, folder)
+            self._timed("fetch", bring_newest, self.path, self._bucket, folder, adopts=adopts)
         exact = self._options.residuals == "exact"
         done, card = find_and_load(
             partial(self._timed, "find", find_newest, self.path, folder, exact=exact),
             lambda found: self._load(recorder, live, found),
         )
         if done is None:
+            nothing_found(str(self.path), resume)
             self._look_ahead(live, resumes=False)
             self._timed("connect", recorder.connect, live, predecessor=card)
             return
         found, live = done
+        if adopts:
+            recorder.point = point_here(self.path, found.point)
         try:
             self._look_ahead(live, resumes=True)
             # a shadow's memory is handed on only if it describes exactly what is trained now
@@ -367,8 +370,10 @@ class Run:
     def _seal(self) -> None:
         if self._recorder is None:
             self._step_when_disabled += 1
-        else:
-            self._recorder.seal()
+            return
+        self._recorder.seal()
+        if self._lock is not None and (other := self._lock.taken_by()):
+            self._recorder.halt(other)
 
     # ------------------------------------------------------------------ asking
 
@@ -496,17 +501,22 @@ class Run:
             if self._lock is not None:
                 self._lock.close()
 
+    def _end_for_later(self) -> None:
+        """This process attaches the run once more; whether this one's open step is whole cannot be told."""
+        step = self.step
+        self._end(failed=True)
+        self._ended_by_later = True
+        warnings.warn(
+            f"everystep: {self.path}: this process attaches the run again, so its earlier Run was closed "
+            f"at step {step}; a step that was not sealed is dropped",
+            stacklevel=5,
+        )
+
     def _check_open(self) -> None:
+        if self._ended_by_later:
+            raise UsageError(
+                f"run {self.path}: it was closed by a later attach in this process",
+                hint="go on with the Run that attach returned last",
+            )
         if self._closed:
             raise UsageError(f"run {self.path}: it is closed", hint="attach again")
-
-
-def _refuse_many_ranks() -> None:
-    distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized():
-        ranks = distributed.get_world_size()
-        if ranks > 1:
-            raise UsageError(
-                f"attach: {ranks} ranks; this version records one process per run",
-                hint="attach with a world size of 1",
-            )

@@ -45,6 +45,7 @@ def test_options_are_frozen() -> None:
         "durable_log",
         "mtbf",
         "residuals",
+        "resume",
         "on_lag",
         "on_failure",
         "keep_last",

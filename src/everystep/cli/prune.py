@@ -18,8 +18,9 @@ from everystep.core.retention import Rules
 from everystep.errors import RunBusy
 from everystep.format.base import Manifest
 from everystep.lane.host import process_start
-from everystep.lane.runtime import TrainerLock, read_card, runtime_dir
+from everystep.lane.runtime import runtime_dir
 from everystep.options import Options
+from everystep.recover.meet import hold_run, shadow_of
 from everystep.store import layout
 from everystep.store.epoch import EpochWriter
 from everystep.store.log import old_segments
@@ -74,7 +75,7 @@ def prune_run(run: Path, changes: dict[str, Any], *, dry_run: bool, force: bool)
     with contextlib.ExitStack() as held:
         if not dry_run:
             _refuse_while_written(run, newest, force)
-            lock = TrainerLock(runtime_dir(str(run)), str(run))  # nobody attaches meanwhile
+            _, lock = hold_run(run)  # nobody attaches meanwhile
             held.callback(lock.close)
             lineage = read_lineage(run)
         verified = newest_verified(run, lineage)
@@ -90,7 +91,7 @@ def prune_run(run: Path, changes: dict[str, Any], *, dry_run: bool, force: bool)
 
 def _refuse_while_written(run: Path, newest: Manifest | None, force: bool) -> None:
     """A new epoch would shut a living shadow out: what it holds could be written no more."""
-    card = read_card(runtime_dir(str(run)))
+    card = shadow_of(run, runtime_dir(str(run)))
     pid = card.pid if card else newest.pid if newest and _runs_shadow(newest) else None
     if pid is not None:
         raise RunBusy(

@@ -13,8 +13,9 @@ from typing import Any
 from everystep.core.retention import Rules
 from everystep.errors import EverystepError, ProtocolMismatch, RunBusy, StepUnavailable
 from everystep.lane.control import AskRetire, ask
-from everystep.lane.runtime import ShadowCard, TrainerLock, is_alive, read_card, runtime_dir
+from everystep.lane.runtime import ShadowCard, is_alive
 from everystep.recover.find import find_newest
+from everystep.recover.meet import hold_run, shadow_of
 from everystep.store.runs import claim_epoch, newest_manifest
 
 _LEAVE_SECONDS = 30.0
@@ -22,8 +23,7 @@ _LEAVE_SECONDS = 30.0
 
 def restore_to(run: Path, step: int) -> dict[str, Any]:
     """Refused while somebody trains; a shadow that waits for its trainer goes, with what it holds."""
-    folder = runtime_dir(str(run))
-    lock = TrainerLock(folder, str(run))
+    folder, lock = hold_run(run)
     try:
         found, _ = find_newest(run, None, step)
         if found is None:
@@ -33,7 +33,7 @@ def restore_to(run: Path, step: int) -> dict[str, Any]:
             )
         newest = newest_manifest(run)
         manifest = claim_epoch(run, found.point, newest.rules if newest else Rules())
-        card = read_card(folder)
+        card = shadow_of(run, folder)
         if card is not None and is_alive(card):  # from here on it cannot write any more
             _dismiss(card, run)
         again, _ = find_newest(run, None)

@@ -9,14 +9,15 @@ from typing import Any
 from everystep.core.status import summary
 from everystep.errors import EverystepError, NotARun, StoreError
 from everystep.lane.control import AskStatus, ask
-from everystep.lane.runtime import read_card, runtime_dir
+from everystep.lane.runtime import runtime_dir
+from everystep.recover.meet import shadow_of
 from everystep.store.bases import read_index
 from everystep.store.runs import identify, read_lineage
 
 
 def run_status(run: Path, bucket: str | None = None) -> dict[str, Any]:
     """The document behind `everystep status`; the same as `run.status()` without the trainer's part."""
-    card = read_card(runtime_dir(str(run)))
+    card = shadow_of(run, runtime_dir(str(run)))
     document: dict[str, Any] = {"run": str(run)}
     if card is None:
         document |= _from_store(run)

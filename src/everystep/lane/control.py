@@ -60,9 +60,10 @@ class AskRetire(Ask, frozen=True, tag="retire"):
 
 
 class AskClose(Ask, frozen=True, tag="close"):
-    """The trainer ended well: make everything durable and go away."""
+    """Make everything durable and go away. `well`: because the trainer ended, and nothing failed."""
 
     step: int
+    well: bool = True
 
 
 class AskLeave(Ask, frozen=True, tag="leave"):
@@ -122,8 +123,13 @@ class ControlServer:
         self.socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
         self.socket.setsockopt(zmq.LINGER, 500)
         self.socket.setsockopt(zmq.MAXMSGSIZE, _REQUEST_BYTES_MAX)
-        self.socket.bind(address)
+        self._address = address
+        _bind_for_us(self.socket, address)
         self._decoder = msgspec.msgpack.Decoder(Request)
+
+    def bind_again(self) -> None:
+        """Its name was removed: listen under a new one of the same path."""
+        _bind_again(self.socket, self._address)
 
     def fileno(self) -> int:
         """Readable when a request may have come."""
@@ -160,6 +166,24 @@ class ControlServer:
         context.term()
 
 
+def socket_path(address: str) -> Path:
+    """The file of a socket's address."""
+    return Path(address.removeprefix("ipc://"))
+
+
+def _bind_for_us(socket: zmq.Socket[bytes], address: str) -> None:
+    """Accept connections of this user's processes alone; the folder is private, too."""
+    with contextlib.suppress(zmq.ZMQError):  # a libzmq that was built without it
+        socket.setsockopt(zmq.IPC_FILTER_UID, os.getuid())
+    socket.bind(address)
+
+
+def _bind_again(socket: zmq.Socket[bytes], address: str) -> None:
+    with contextlib.suppress(zmq.ZMQError):
+        socket.unbind(address)
+    socket.bind(address)
+
+
 def board_of(address: str) -> str:
     """Where the notice board of the shadow with this control address answers."""
     return f"{address.removesuffix('.control')}.board"
@@ -175,7 +199,8 @@ class NoticeBoard:
         self._context: zmq.Context[Any] = zmq.Context()
         self._socket: zmq.Socket[bytes] = self._context.socket(zmq.REP)
         self._socket.setsockopt(zmq.MAXMSGSIZE, _REQUEST_BYTES_MAX)
-        self._socket.bind(board_of(address))
+        self._address = board_of(address)
+        _bind_for_us(self._socket, self._address)
 
     def put_up(self, status: dict[str, Any]) -> None:
         first = not self.answer
@@ -186,9 +211,12 @@ class NoticeBoard:
     def _serve(self) -> None:
         """Whatever is asked, and in however many parts: the answer is the same."""
         while True:
-            with contextlib.suppress(zmq.Again, zmq.error.InterruptedSystemCall):
-                self._socket.recv_multipart()
-                self._socket.send(self.answer)
+            with contextlib.suppress(zmq.ZMQError):  # interrupted, or the folder is being made anew
+                if self._socket.poll(_milliseconds(_LOOK_SECONDS)):
+                    self._socket.recv_multipart()
+                    self._socket.send(self.answer)
+                elif not socket_path(self._address).exists():
+                    _bind_again(self._socket, self._address)
 
 
 def ask(
@@ -215,7 +243,7 @@ def ask(
         socket.send(msgspec.msgpack.encode(request))
         while not socket.poll(_milliseconds(min(_LOOK_SECONDS, deadline - time.monotonic()))):
             if not alive() and not socket.poll(_LAST_WORDS_MS):
-                folder = Path(address.removeprefix("ipc://")).parent
+                folder = socket_path(address).parent
                 raise ShadowLost(
                     f"{what}: it died before it answered", hint=f"see {folder / 'shadow.log'}"
                 )

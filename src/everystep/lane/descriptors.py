@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import struct
 from pathlib import Path
 
-from everystep.errors import DescriptorsRefused
+from everystep.errors import DescriptorsRefused, LaneError
 
 _FDS_MAX = 250  # one message of the kernel takes 253
 _TIMEOUT_SECONDS = 10.0
@@ -21,10 +22,19 @@ class DescriptorServer:
     def __init__(self, path: Path) -> None:
         path.unlink(missing_ok=True)
         self._path = path
-        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.socket.bind(str(path))
-        self.socket.listen(4)
-        self.socket.setblocking(False)
+        self.socket = self._bound()
+
+    def bind_again(self) -> None:
+        """Its name was removed: listen under a new one of the same path."""
+        self.socket.close()
+        self.socket = self._bound()
+
+    def _bound(self) -> socket.socket:
+        made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        made.bind(str(self._path))
+        made.listen(4)
+        made.setblocking(False)
+        return made
 
     def serve(self, fds: list[int]) -> None:
         """Answer everybody who waits now; nobody is waited for, and one that went away is no concern."""
@@ -34,6 +44,8 @@ class DescriptorServer:
             except BlockingIOError:
                 return
             with peer, contextlib.suppress(OSError):
+                if peer_uid(peer) != os.getuid():
+                    continue
                 peer.settimeout(_SEND_SECONDS)
                 try:
                     for start in range(0, len(fds), _FDS_MAX):
@@ -65,6 +77,8 @@ def _receive(path: str, count: int, fds: list[int]) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
         peer.settimeout(_TIMEOUT_SECONDS)
         peer.connect(path)
+        if peer_uid(peer) != os.getuid():
+            raise LaneError(f"receive descriptors from {path}: another user listens there")
         while len(fds) < count:
             said, more, flags, _ = socket.recv_fds(peer, 1, _FDS_MAX)
             fds += more
@@ -90,3 +104,9 @@ def passing_refused() -> str:
         for fd in fds:
             os.close(fd)
     return "" if fds else "the kernel withholds them"
+
+
+def peer_uid(peer: socket.socket) -> int:
+    """Whose process is at the other end, as the kernel knows it."""
+    credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", credentials)[1])

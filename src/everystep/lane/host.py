@@ -48,12 +48,20 @@ def process_start(pid: int) -> int:
 
     0 if it is gone; one that ended but was not waited for, as in containers without an init, is gone.
     """
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return 0
-    fields = stat.rpartition(")")[2].split()
+    fields = _stat_fields(pid)
     return 0 if fields[0] in "ZX" else int(fields[19])
+
+
+def process_state(pid: int) -> str:
+    """The kernel's letter for it: R runs, S sleeps, T is stopped, D waits in the kernel, X is gone."""
+    return _stat_fields(pid)[0]
+
+
+def _stat_fields(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ["X"]
 
 
 def shared_bytes(pid: int) -> int:

@@ -1,4 +1,4 @@
-"""Ending a shadow whose state another one holds now."""
+"""Ending a shadow whose state another one holds now, or that nobody wants."""
 
 from __future__ import annotations
 
@@ -7,21 +7,44 @@ import os
 import signal
 import time
 
-from everystep.errors import EverystepError
+from everystep.errors import EverystepError, LaneError, LaneTimeout
 from everystep.lane.control import AskRetire, ask
+from everystep.lane.host import process_state
 from everystep.lane.runtime import ShadowCard, is_alive
 
 _PATIENCE_SECONDS = 5.0
+_KILLED_SECONDS = 10.0
 
 
 def retire(card: ShadowCard) -> None:
-    """Return when that shadow is gone. Two must never use one replica: one that hangs is killed."""
+    """Return when that shadow is gone. Two must never use one replica: one that hangs is killed, and one that
+    even that does not end is told by name."""
     if is_alive(card):
         with contextlib.suppress(EverystepError):
             ask(card.control, AskRetire(), timeout_seconds=_PATIENCE_SECONDS)
-    deadline = time.monotonic() + _PATIENCE_SECONDS
+    if _gone_within(card, _PATIENCE_SECONDS):
+        return
+    try:
+        os.kill(card.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+    except PermissionError as error:
+        raise LaneError(
+            f"retire shadow {card.pid}: it does not go, and may not be killed: {error.strerror}",
+            hint=f"end it as the user who started it: kill {card.pid}",
+        ) from error
+    if not _gone_within(card, _KILLED_SECONDS):
+        raise LaneTimeout(
+            f"retire shadow {card.pid}: it lives {_KILLED_SECONDS:g} s after SIGKILL "
+            f"(state {process_state(card.pid)})",
+            hint="in state D it waits for a disk or a network file system: see to that, then try again",
+        )
+
+
+def _gone_within(card: ShadowCard, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
     while is_alive(card):
         if time.monotonic() > deadline:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(card.pid, signal.SIGKILL)
+            return False
         time.sleep(0.002)
+    return True

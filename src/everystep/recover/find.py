@@ -27,9 +27,11 @@ from everystep.format.planes import check_readable
 from everystep.lane import control
 from everystep.lane.arena import SharedMemory
 from everystep.lane.descriptors import receive_descriptors
+from everystep.lane.host import process_state
 from everystep.lane.last_words import last_words
 from everystep.lane.protocol import PROTOCOL, versions
-from everystep.lane.runtime import ShadowCard, is_alive, read_card
+from everystep.lane.runtime import ShadowCard, is_alive
+from everystep.recover.meet import shadow_of
 from everystep.store import layout
 from everystep.store.bases import BaseReader, read_index
 from everystep.store.log_reader import LogReader, read_log
@@ -38,6 +40,7 @@ from everystep.store.runs import Candidate, Lineage, identify, read_lineage, rea
 log = logging.getLogger(__name__)
 
 _YIELD_SECONDS = 120.0
+_SILENT_SECONDS = 5.0
 _SUCCESSOR_SECONDS = 1.0
 _CHECKERS = 4  # threads: nobody trains yet
 
@@ -83,13 +86,13 @@ def find_newest(
     """The newest point (or the one at `step`), and the card of the shadow that lives, if any. `exact`: not
     one whose log lacks something. `on_the_way`: whoever loads it can begin again if a record is damaged, so
     that records are checked when their turn comes and not now."""
-    card = read_card(folder) if folder else None
+    card = shadow_of(run, folder) if folder else None
     problems: list[str] = []
     lineage = Lineage("", [], [])
     known = identify(run)[0] is not None
     found = held = None
     if card is not None and folder is not None:
-        found, card, held = _from_living(card, folder, problems)
+        found, card, held = _from_living(card, run, folder, problems)
         known = identify(run)[0] is not None
     if known:  # read after asking: a shadow that went meanwhile has left its last words there
         lineage = read_lineage(run)
@@ -121,7 +124,7 @@ def _check_last_words(run: Path, stored: Found | None, held: int, problems: list
 
 
 def _from_living(
-    card: ShadowCard, folder: Path, problems: list[str]
+    card: ShadowCard, run: Path, folder: Path, problems: list[str]
 ) -> tuple[Found | None, ShadowCard | None, int | None]:
     """Ask the run's shadow; one that hands over to its successor meanwhile is asked no longer. One that
     cannot hand over says its last words to the store: the third value is the step that should be there."""
@@ -129,23 +132,23 @@ def _from_living(
         own: list[str] = []
         try:
             found = _from_shadow(card, own)
-            now = read_card(folder) if found else _card_after(card, folder)
+            now = shadow_of(run, folder) if found else _card_after(run, folder)
         except (ProtocolMismatch, DescriptorsRefused) as refusal:
             held = last_words(card, str(refusal))
             problems.append(
                 f"{refusal}: the shadow wrote to the store and left; resuming from there"
             )
-            return None, read_card(folder), held
+            return None, shadow_of(run, folder), held
         if found is not None or now is None or now.pid == card.pid:
             problems += own
             return found, now, None
         card = now
 
 
-def _card_after(card: ShadowCard, folder: Path) -> ShadowCard | None:
+def _card_after(run: Path, folder: Path) -> ShadowCard | None:
     """The card to go on with: a shadow that retires leaves its successor a moment to write one."""
     deadline = time.monotonic() + _SUCCESSOR_SECONDS
-    while (now := read_card(folder)) is None and time.monotonic() < deadline:
+    while (now := shadow_of(run, folder)) is None and time.monotonic() < deadline:
         time.sleep(0.01)
     return now
 
@@ -158,7 +161,7 @@ def _from_shadow(card: ShadowCard, problems: list[str]) -> Found | None:
             card.control,
             control.AskYield(),
             timeout_seconds=_YIELD_SECONDS,
-            alive=lambda: is_alive(card),
+            alive=_Patience(card).alive,
         )
         if answer.holding is None:
             problems.append(f"shadow {card.pid}: {answer.error}")
@@ -191,6 +194,30 @@ def _from_shadow(card: ShadowCard, problems: list[str]) -> Found | None:
         holding=holding,
         memory=memory,
     )
+
+
+class _Patience:
+    """Tells who waits for a shadow, once it takes longer than anybody expects."""
+
+    def __init__(self, card: ShadowCard) -> None:
+        self._card = card
+        self._began: float | None = time.monotonic()
+
+    def alive(self) -> bool:
+        waited = 0.0 if self._began is None else time.monotonic() - self._began
+        if waited > _SILENT_SECONDS:
+            pid, self._began = self._card.pid, None
+            until = time.strftime("%H:%M:%S", time.localtime(time.time() + _YIELD_SECONDS - waited))
+            stopped = (
+                f"it is stopped, kill -CONT {pid} wakes it" if process_state(pid) == "T" else ""
+            )
+            log.warning(
+                "waiting until %s for shadow %d to hand over its state; then the store is used%s",
+                until,
+                pid,
+                f" ({stopped})" if stopped else "",
+            )
+        return is_alive(self._card)
 
 
 def _from_store(

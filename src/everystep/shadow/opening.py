@@ -28,6 +28,7 @@ class Opening(msgspec.Struct, frozen=True):
     geometry: Geometry
     census: Census
     step: int
+    run_id: str  # of the run that the directory held at attach; empty: none yet
     continues: Point | None
     powers: dict[float, bytes]  # of betas, as the trainer's device computes them; float32 each
     replay_threads: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -13,13 +14,14 @@ import msgspec
 from everystep.core.cadence import retry_seconds
 from everystep.core.census import Census
 from everystep.core.retention import Rules
-from everystep.errors import EverystepError, Fenced
+from everystep.errors import EverystepError, Fenced, StoreError
 from everystep.format.base import BaseEntry, BaseIndex, Point
 from everystep.format.log import census_digest
 from everystep.shadow.outlook import Outlook
 from everystep.shadow.spans import Spans
 from everystep.store.bases import Snapshot, SnapshotTensor
 from everystep.store.epoch import EpochWriter
+from everystep.store.home import PUT_BACK, what_is_lost
 from everystep.store.runs import read_lineage
 
 log = logging.getLogger(__name__)
@@ -45,8 +47,10 @@ class PersistState(msgspec.Struct):
 class Persister:
     """Owned by the main thread; `_write` runs in the writer's thread, one at a time."""
 
-    def __init__(self, run: Path, continues: Point | None, rules: Rules) -> None:
+    def __init__(self, run: Path, continues: Point | None, rules: Rules, run_id: str = "") -> None:
+        """`run_id`: what the directory held at attach; empty: nothing, so that the run may be made."""
         self._run = run
+        self._expected = run_id
         self._continues = continues
         self._rules = rules
         self._writer: EpochWriter | None = None
@@ -83,6 +87,17 @@ class Persister:
     def run_id(self) -> str:
         """Empty until an epoch was claimed."""
         return self._writer.manifest.run_id if self._writer else ""
+
+    def what_is_lost(self) -> str:
+        """What became of the run's directory, if it is not the one we write to any more."""
+        run_id = self.run_id or self._expected
+        return what_is_lost(self._run, run_id, self.state.epoch, os.getpid()) if run_id else ""
+
+    def check_directory(self) -> None:
+        """Raise rather than write where the run was, or into another one."""
+        lost = self.what_is_lost()
+        if lost:
+            raise StoreError(lost, hint=PUT_BACK)
 
     def base_fits(self, census: Census) -> bool:
         """Whether the newest base, if any, is of this model: what is logged can be redone behind it."""
@@ -147,13 +162,19 @@ class Persister:
     def say_closed(self) -> None:
         """The trainer ended well: this epoch is no failure in the run's history."""
         if self._writer is not None and not self.busy:
-            self._guarded(self._writer.close)
+            self._guarded(self._close)
+
+    def _close(self) -> None:
+        self.check_directory()
+        assert self._writer is not None
+        self._writer.close()
 
     def wait(self, seconds: float | None = None) -> None:
         if self._thread is not None:
             self._thread.join(seconds)
 
     def _claim(self) -> None:
+        self.check_directory()
         if self._writer is None:
             self._writer = EpochWriter(self._run, self._continues, self._rules)
             newest = self._writer.previous

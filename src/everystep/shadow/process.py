@@ -21,10 +21,9 @@ from everystep.lane.arena import SharedMemory
 from everystep.lane.descriptors import DescriptorServer
 from everystep.lane.host import process_start
 from everystep.lane.process_watch import ProcessWatch
-from everystep.lane.protocol import PROTOCOL
 from everystep.lane.retire import retire
 from everystep.lane.ring import RingReader
-from everystep.lane.runtime import ShadowCard, is_alive, remove_card, write_card
+from everystep.lane.runtime import is_alive
 from everystep.options import Options, duration_seconds
 from everystep.shadow.advances import Advances
 from everystep.shadow.intake import Intake
@@ -33,6 +32,7 @@ from everystep.shadow.logkeeper import LogKeeper
 from everystep.shadow.opening import Opening
 from everystep.shadow.outlook import Outlook
 from everystep.shadow.persist import Persister
+from everystep.shadow.presence import Presence
 from everystep.shadow.replica import Replica
 from everystep.shadow.report import describe_intake, describe_store
 from everystep.shadow.shipper import Shipper
@@ -48,6 +48,7 @@ _LAST_SECONDS = 5.0
 _SHIP_LAST_SECONDS = 20.0
 _START_OVER_MAX = 5
 _HEALED_SECONDS = 60.0  # without another failure; what fails again and again is whole in between
+_RETIRE_AGAIN_SECONDS = 30.0
 _GIVE_UP_IDLES = 10  # a store that fails for this many idle times is not waited for any longer
 
 Waiter = tuple[list[bytes], control.Request, int]  # and the store's failures when it came
@@ -63,15 +64,6 @@ class Shadow:
             idle_exit=opening.idle_exit,
             arena_dir=opening.arena_dir,
         )
-        folder = Path(opening.folder)
-        self._folder = folder
-        self._card = ShadowCard(
-            os.getpid(),
-            process_start(os.getpid()),
-            f"ipc://{folder}/{opening.name}.control",
-            f"{folder}/{opening.name}.memory",
-            PROTOCOL,
-        )
         self.replica = Replica(opening.census, opening.arena_dir)
         ring = RingReader(SharedMemory(opening.ring_fd), opening.geometry)
         empty = SessionValues(opening.step, b"", b"", (), ())
@@ -79,7 +71,11 @@ class Shadow:
         self.advances = Advances(opening, self.replica, self.intake)
         self._tail_memory: SharedMemory | None = None
         self._take_over()
-        self.persister = Persister(Path(opening.run), opening.continues, opening.rules)
+        self.persister = Persister(
+            Path(opening.run), opening.continues, opening.rules, opening.run_id
+        )
+        self.presence = Presence(opening, self.persister)
+        card = self.presence.card
         self.persister.outlook = self._outlook = Outlook(
             Path(opening.run), opening.census, self.options
         )
@@ -92,9 +88,10 @@ class Shadow:
         self.tuning = Tuning(opening, self.intake, self.persister, self.keeper, self.log)
         self.intake.on_record = self._on_record
         self.shipper = Shipper(Path(opening.run), opening.bucket, opening.bucket_bytes_per_second)
-        self.control = control.ControlServer(self._card.control)
-        self.board = control.NoticeBoard(self._card.control)
-        self.descriptors = DescriptorServer(Path(self._card.descriptors))
+        self.shipper.check_directory = self.persister.check_directory
+        self.control = control.ControlServer(card.control)
+        self.board = control.NoticeBoard(card.control)
+        self.descriptors = DescriptorServer(Path(card.descriptors))
         self._waiters: list[Waiter] = []
         self._trainer = ProcessWatch(opening.trainer_pid, opening.trainer_start)
         self._trainer_alive = True
@@ -109,6 +106,7 @@ class Shadow:
         self._problem = ""
         self._noticed = ""  # what the trainer was told last
         self._starts_over, self._failed_at = 0, 0.0
+        self._retire_at = 0.0
         self._poll_ms = _POLL_MS_MIN
         self._ready_since = 0.0
         self._warm = False  # a full ring means that we lag
@@ -150,9 +148,9 @@ class Shadow:
         """Whoever comes back for the run must not pass over this shadow, if it dies this moment."""
         before = self.opening.predecessor
         if before is None:
-            write_card(self._folder, self._card)
+            self.presence.speak()
         elif is_alive(before):
-            me = control.AskDefer(self._card.pid, self._card.start)
+            me = control.AskDefer(self.presence.card.pid, self.presence.card.start)
             with contextlib.suppress(EverystepError):
                 control.ask(before.control, me, timeout_seconds=_ANNOUNCE_SECONDS)
 
@@ -208,6 +206,7 @@ class Shadow:
             self._trainer_gone()
         if not self._alone:
             self._look_for_predecessor()
+        self.presence.look_after(self.control, self.descriptors)
         self.advances.use_torch_if_loaded()
         if self._ready_to_replay and not self._warm:
             self._say_warm_once_caught_up()
@@ -231,9 +230,17 @@ class Shadow:
             # what is in the ring may still complete us; if not, leave the run to it
             self._done |= not self._trainer_alive and self._drained
             return
-        write_card(self._folder, self._card)  # first: whoever looks now must find one of us
+        if time.monotonic() < self._retire_at:
+            return
+        self.presence.speak()  # first: whoever looks now must find one of us
         if before is not None:
-            retire(before)
+            try:
+                retire(before)
+            except EverystepError as error:  # it may still change the replica: wait for its end
+                self._retire_at = time.monotonic() + _RETIRE_AGAIN_SECONDS
+                self._problem = str(error)
+                log.error("not_retired %s", error)
+                return
         self._alone = True
 
     def _trainer_gone(self) -> None:
@@ -241,6 +248,7 @@ class Shadow:
         log.info("trainer_gone pid=%d step=%d", self.opening.trainer_pid, self.intake.step)
         self._trainer_alive = False
         self._idle_since = time.monotonic()
+        self.presence.trainer_gone()
 
     @property
     def _ready_to_replay(self) -> bool:
@@ -290,7 +298,7 @@ class Shadow:
     # ------------------------------------------------------------------ the store
 
     def _keep_cadence(self) -> None:
-        if self.log is not None and self._alone:
+        if self.log is not None and self._alone and not self.presence.lost:
             leaving = self._terminated or not self._trainer_alive
             state = self.persister.state
             self.log.look_after(
@@ -336,6 +344,7 @@ class Shadow:
             and (
                 (idle > patience and nothing_to_save)
                 or idle > _GIVE_UP_IDLES * patience
+                or self.persister.state.fenced  # it may write nothing more, and others have gone on
                 or (not self.replica.complete and self._alone)
             )
         ):
@@ -361,8 +370,8 @@ class Shadow:
             self._successor = request
             self.control.answer(route, control.Answer())
         elif isinstance(request, control.AskLeave):
-            self.control.answer(route, control.Answer())
             self._trainer_gone()
+            self.control.answer(route, control.Answer())
         elif isinstance(request, control.AskYield):
             return self._answer_yield(route)
         else:
@@ -415,6 +424,9 @@ class Shadow:
         self, route: list[bytes], request: control.AskFlush | control.AskClose, failures: int
     ) -> bool:
         state = self.persister.state
+        if lost := self.persister.what_is_lost():
+            self.control.answer(route, control.Answer(error=lost, status=self.status()))
+            return True
         if state.durable is not None and state.durable.step >= request.step:
             closes = isinstance(request, control.AskClose)
             if closes and not self.shipper.settled(state):
@@ -424,7 +436,7 @@ class Shadow:
             left = self.shipper.problem if closes else ""
             self.control.answer(route, control.Answer(status=status, error=left))
             self._done |= closes
-            self._closed |= closes
+            self._closed |= isinstance(request, control.AskClose) and request.well
             return True
         if self.intake.drifted and self._drained:
             self.control.answer(route, control.Answer(repair=True))
@@ -445,7 +457,7 @@ class Shadow:
             "trainer_pid": self.opening.trainer_pid if self._trainer_alive else None,
             "warm": self._warm,
             **describe_intake(self.intake),
-            **describe_store(self.persister, self.log, self.shipper),
+            **self.presence.honest(describe_store(self.persister, self.log, self.shipper)),
             "disk_forecast": self._outlook.latest,
             **self.tuning.describe(),
             "outlives_trainer": self.opening.survival.outlives,
@@ -459,7 +471,8 @@ class Shadow:
     @property
     def _trouble(self) -> str:
         logged = self.log.problem if self.log else ""
-        return self.persister.state.problem or self._problem or logged or self.shipper.problem
+        stored = self.presence.lost or self.persister.state.problem
+        return stored or self._problem or logged or self.shipper.problem
 
     # ------------------------------------------------------------------ the end
 
@@ -472,9 +485,8 @@ class Shadow:
         if self._closed:
             self.persister.say_closed()
         if not self._retired:
-            remove_card(self._folder, os.getpid())
+            self.presence.leave()
             self.shipper.finish(self.persister.state, _SHIP_LAST_SECONDS)
         self.descriptors.close()
         self.control.close()
-        for address in (self._card.control, control.board_of(self._card.control)):
-            Path(address.removeprefix("ipc://")).unlink(missing_ok=True)
+        self.presence.remove_sockets()

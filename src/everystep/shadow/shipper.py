@@ -37,6 +37,7 @@ class Shipper:
         self._epoch = 0
         self._carriers = [_Carrier("bases", self._ship_bases), _Carrier("log", self._ship_log)]
         self._throttle = Throttle(bytes_per_second)
+        self.check_directory: Callable[[], None] = lambda: None
 
     def look_after(self, epoch: int, keeper: LogKeeper | None) -> None:
         """Begin once an epoch is ours."""
@@ -50,12 +51,14 @@ class Shipper:
         return Bucket(self._url)
 
     def _ship_bases(self) -> None:
+        self.check_directory()
         if self._bases is None:
             self._bases = BaseShipper(self._bucket(), self._run, self._epoch, self._throttle)
         self._bases.turn()
 
     def _ship_log(self) -> None:
         assert self._keeper is not None
+        self.check_directory()
         if self._bases is None or not self._bases.claimed or self._carriers[0].fenced:
             return  # the bucket is, or may be, somebody else's
         if self._log is None:

@@ -27,7 +27,7 @@ from everystep.format.base import (
 )
 from everystep.format.document import pack_document, unpack_document
 from everystep.store import layout
-from everystep.store.commit import crash_point, make_dirs, sync_dir, write_blocks
+from everystep.store.commit import crash_point, make_dirs_in, sync_dir, write_blocks
 from everystep.store.mapped import map_file, read_ahead
 from everystep.store.runs import Candidate
 from everystep.store.scan import scan
@@ -63,7 +63,7 @@ def write_base(
     Tensors that have not changed since `previous` are referred to, not written.
     """
     folder = layout.base_dir(run, epoch, snapshot.step)
-    make_dirs(folder, below=run)
+    make_dirs_in(layout.epoch_dir(run, epoch), folder)
     crash_point("base_begun")
     files, tensors = _reuse(snapshot, previous)
     known = {(t.atom, t.slot) for t in tensors}

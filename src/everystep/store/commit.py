@@ -88,6 +88,17 @@ def make_dirs(path: Path, *, below: Path) -> None:
             return
 
 
+def make_dirs_in(existing: Path, path: Path) -> None:
+    """Create a directory below one that is there, synced. If that one was moved, deleted or unmounted, fail:
+    a run must not come back half empty."""
+    for folder in reversed([f for f in (path, *path.parents) if existing in f.parents]):
+        folder.mkdir(exist_ok=True)
+    for folder in (path, *path.parents):
+        sync_dir(folder)
+        if folder == existing:
+            return
+
+
 def sync_dir(path: Path) -> None:
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

@@ -16,7 +16,7 @@ from everystep.format.log import (
     pack_segment_header,
 )
 from everystep.store import layout
-from everystep.store.commit import crash_point, make_dirs, sync_dir
+from everystep.store.commit import crash_point, make_dirs_in, sync_dir
 from everystep.store.runs import Lineage, check_fence
 from everystep.store.stream import StreamWriter
 
@@ -66,7 +66,7 @@ class LogWriter:
         self.close()
         header = SegmentHeader(self._run_id, self._epoch, after, self._census)
         folder = layout.log_dir(self._run, self._epoch)
-        make_dirs(folder, below=self._run)
+        make_dirs_in(self._run, folder)
         before = layout.segments(self._run, self._epoch)
         number = layout.segment_number(before[-1]) + 1 if before else 1
         self._path = folder / layout.segment_name(number, after)

@@ -31,7 +31,7 @@ _TRIES = 3
 def locate(run: str | Path, bucket: str | None = None) -> tuple[Path, str | None]:
     """A run's local directory, and the URL of its bucket if it has one."""
     if not is_url(run):
-        return Path(run).absolute(), bucket
+        return Path(os.path.realpath(run)), bucket
     if bucket is not None and bucket != run:
         raise UsageError(
             f"run {run}: another bucket is given too, {bucket}",

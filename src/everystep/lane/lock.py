@@ -1,0 +1,125 @@
+"""One trainer per run on this host."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import ClassVar
+
+from everystep.errors import LaneError, RunBusy
+from everystep.lane.place import remake
+
+log = logging.getLogger(__name__)
+
+FRESH_SECONDS = 300.0  # cleaners of temporary folders go by days
+_LOOK_SECONDS = 1.0
+_TAKEN_SECONDS = 5.0  # a command holds the lock for a moment; another trainer keeps it
+
+
+class TrainerLock:
+    """A POSIX lock: it dies with the process, and forked data loader workers do not inherit it. Its file may
+    be removed under it (by a cleaner, by hand): `taken_by` notices and makes it anew."""
+
+    _held_here: ClassVar[dict[Path, TrainerLock]] = {}  # it does not exclude its own process
+
+    def __init__(self, folder: Path, run: str) -> None:
+        self._folder, self._path = folder, folder / "trainer.lock"
+        self._looked_at = self._touched_at = time.monotonic()
+        self._missing_since: float | None = None
+        self._end_holder: weakref.WeakMethod[Callable[[], None]] | None = None
+        if folder in self._held_here:
+            raise RunBusy(
+                f"attach {run}: this process has attached the run already",
+                hint="close that Run first, or give this one another run=",
+            )
+        fd = _take(self._path)
+        if isinstance(fd, str):
+            raise RunBusy(
+                f"attach {run}: the run is held by {fd}",
+                hint="stop that trainer first, or give this one another run=",
+            )
+        self._fd = fd
+        self._held_here[folder] = self
+
+    def hold_for(self, end: Callable[[], None]) -> None:
+        """`end`: a method that ends whoever holds the run, if a later attach of this process wants it."""
+        self._end_holder = weakref.WeakMethod(end)
+
+    @classmethod
+    def end_earlier(cls, folder: Path) -> None:
+        """Have the earlier holder in this process, if any, let go of the run. Who is forgotten, as in a
+        notebook after `run = None`, cannot be asked to."""
+        lock = cls._held_here.get(folder)
+        if lock is not None and lock._end_holder is not None:
+            end = lock._end_holder()
+            if end is not None:
+                end()
+            lock.close()
+
+    def taken_by(self) -> str:
+        """Who else holds the run now, if our lock file was removed or replaced and another process was
+        quicker; called at every seal."""
+        now = time.monotonic()
+        if self._fd < 0 or now < self._looked_at + _LOOK_SECONDS:
+            return ""
+        self._looked_at = now
+        if _is_at(self._fd, self._path):
+            self._missing_since = None
+            if now > self._touched_at + FRESH_SECONDS:
+                self._touched_at = now
+                os.utime(self._fd)
+            return ""
+        try:
+            remake(self._folder)
+            fd = _take(self._path)
+        except (OSError, LaneError) as error:
+            log.warning("lock_lost path=%s error=%s", self._path, error)
+            return ""
+        if isinstance(fd, str):
+            self._missing_since = self._missing_since or now
+            return fd if now > self._missing_since + _TAKEN_SECONDS else ""
+        log.warning("lock_made_anew path=%s", self._path)
+        os.close(self._fd)
+        self._fd, self._missing_since = fd, None
+        return ""
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+            self._held_here.pop(self._folder, None)
+
+
+def _take(path: Path) -> int | str:
+    """A descriptor that holds the lock, or who holds it."""
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            holder = os.pread(fd, 200, 0).decode(errors="replace").strip() or "another process"
+            os.close(fd)
+            return holder
+        if _is_at(fd, path):  # else it was removed before we had the lock
+            break
+        os.close(fd)
+    text = f"pid {os.getpid()} since {time.strftime('%Y-%m-%d %H:%M:%S')}\n"
+    with contextlib.suppress(OSError):  # a full disk; the lock holds without it
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, text.encode(), 0)
+    return fd
+
+
+def _is_at(fd: int, path: Path) -> bool:
+    """Whether the open file is the one that others find under this name."""
+    try:
+        there = path.lstat()
+    except OSError:
+        return False
+    return os.path.samestat(os.fstat(fd), there)

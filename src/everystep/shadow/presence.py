@@ -1,0 +1,123 @@
+"""How others find a shadow, and where it writes: its card and sockets, and the run's directory, looked at now
+and then, because cleaners, people and unmounts remove them under a process that lives for days."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from everystep.errors import EverystepError
+from everystep.lane.control import ControlServer, board_of, socket_path
+from everystep.lane.descriptors import DescriptorServer
+from everystep.lane.host import process_start
+from everystep.lane.lock import FRESH_SECONDS
+from everystep.lane.place import remake
+from everystep.lane.protocol import PROTOCOL
+from everystep.lane.runtime import ShadowCard, read_card, remove_card, write_card
+from everystep.shadow.opening import Opening
+from everystep.shadow.persist import Persister
+
+log = logging.getLogger(__name__)
+
+_LOOK_SECONDS = 1.0
+_CLAIMS = ("durable_step", "durable_age_seconds", "based_step")
+
+
+class Presence:
+    """Owned by the main thread."""
+
+    def __init__(self, opening: Opening, persister: Persister) -> None:
+        self._folder = Path(opening.folder)
+        self._persister = persister
+        self._spoken = False
+        self._looked_at = self._touched_at = time.monotonic()
+        self.lost = ""  # what became of the run's directory
+        self.card = ShadowCard(
+            os.getpid(),
+            process_start(os.getpid()),
+            f"ipc://{opening.folder}/{opening.name}.control",
+            f"{opening.folder}/{opening.name}.memory",
+            PROTOCOL,
+            opening.run,
+            trainer_pid=opening.trainer_pid,
+            trainer_start=opening.trainer_start,
+        )
+
+    def speak(self) -> None:
+        """From now on whoever looks for the run finds this shadow."""
+        self._spoken = True
+        write_card(self._folder, self._up_to_date())
+
+    def trainer_gone(self) -> None:
+        self.card = msgspec.structs.replace(self.card, trainer_pid=0, trainer_start=0)
+        if self._spoken and self._is_ours(read_card(self._folder)):
+            with contextlib.suppress(OSError):  # the next look makes the folder anew
+                write_card(self._folder, self.card)
+
+    def look_after(self, control: ControlServer, descriptors: DescriptorServer) -> None:
+        """At most once a second: is everything still where others look for it?"""
+        now = time.monotonic()
+        if now < self._looked_at + _LOOK_SECONDS:
+            return
+        self._looked_at = now
+        lost, before = self._persister.what_is_lost(), self.lost
+        self.lost = lost
+        if lost != before:
+            log.log(logging.ERROR if lost else logging.INFO, "directory_lost %s", lost or "no more")
+        try:
+            self._keep_sockets(control, descriptors)
+            self._keep_card()
+            if now > self._touched_at + FRESH_SECONDS:
+                self._touched_at = now
+                self._touch()
+        except (OSError, EverystepError) as error:
+            log.warning("meeting_place_lost folder=%s error=%s", self._folder, error)
+
+    def _keep_sockets(self, control: ControlServer, descriptors: DescriptorServer) -> None:
+        if not socket_path(self.card.control).exists():
+            remake(self._folder)
+            control.bind_again()
+        if not Path(self.card.descriptors).exists():
+            descriptors.bind_again()
+
+    def _keep_card(self) -> None:
+        if not self._spoken:
+            return
+        there, card = read_card(self._folder), self._up_to_date()
+        if there is None or (self._is_ours(there) and there != card):
+            remake(self._folder)
+            write_card(self._folder, card)
+
+    def _up_to_date(self) -> ShadowCard:
+        persister = self._persister
+        self.card = msgspec.structs.replace(
+            self.card, run_id=persister.run_id, epoch=persister.state.epoch
+        )
+        return self.card
+
+    def _is_ours(self, card: ShadowCard | None) -> bool:
+        return card is not None and card.pid == self.card.pid
+
+    def _touch(self) -> None:
+        names = [self.card.control, board_of(self.card.control), self.card.descriptors]
+        paths = [socket_path(name) for name in names]
+        for path in (*paths, self._folder / "shadow.json", self._folder / "shadow.log"):
+            with contextlib.suppress(FileNotFoundError):
+                os.utime(path)
+
+    def honest(self, status: dict[str, Any]) -> dict[str, Any]:
+        """A directory that is not there any more holds nothing that could be resumed from."""
+        return {**status, **dict.fromkeys(_CLAIMS)} if self.lost else status
+
+    def leave(self) -> None:
+        remove_card(self._folder, os.getpid())
+
+    def remove_sockets(self) -> None:
+        for address in (self.card.control, board_of(self.card.control)):
+            socket_path(address).unlink(missing_ok=True)

@@ -83,7 +83,7 @@ def restore(
     path, bucket = locate(run)
     folder, lock = None, None
     with contextlib.suppress(RunBusy):  # nobody may attach to, and train on, what is read here
-        folder, lock = hold_run(path)
+        folder, lock = hold_run(path, "restore")
     try:
         if folder is not None:
             check_resume(path, shadow_of(path, folder), "auto")

@@ -18,6 +18,7 @@ from everystep.cli.runs import RunName, bucket_of, documents_of, shown
 from everystep.cli.selfcheck import selfcheck
 from everystep.cli.states import diff, export, tag
 from everystep.cli.status import run_status
+from everystep.cli.stop import stop
 from everystep.cli.tune import tune
 from everystep.format.base import Point
 from everystep.store.bases import read_index
@@ -304,7 +305,7 @@ def demo(
 
 
 app.add_typer(bench, name="bench")
-for command in (selfcheck, tune, tag, prune, diff, export):
+for command in (selfcheck, stop, tune, tag, prune, diff, export):
     app.command()(command)
 
 

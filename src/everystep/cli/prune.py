@@ -75,7 +75,7 @@ def prune_run(run: Path, changes: dict[str, Any], *, dry_run: bool, force: bool)
     with contextlib.ExitStack() as held:
         if not dry_run:
             _refuse_while_written(run, newest, force)
-            _, lock = hold_run(run)  # nobody attaches meanwhile
+            _, lock = hold_run(run, "prune")  # nobody attaches meanwhile
             held.callback(lock.close)
             lineage = read_lineage(run)
         verified = newest_verified(run, lineage)

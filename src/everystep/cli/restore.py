@@ -23,7 +23,7 @@ _LEAVE_SECONDS = 30.0
 
 def restore_to(run: Path, step: int) -> dict[str, Any]:
     """Refused while somebody trains; a shadow that waits for its trainer goes, with what it holds."""
-    folder, lock = hold_run(run)
+    folder, lock = hold_run(run, "restore")
     try:
         found, _ = find_newest(run, None, step)
         if found is None:

@@ -60,17 +60,20 @@ class AskRetire(Ask, frozen=True, tag="retire"):
 
 
 class AskClose(Ask, frozen=True, tag="close"):
-    """Make everything durable and go away. `well`: because the trainer ended, and nothing failed."""
+    """The trainer ended well: make everything durable and go away."""
 
     step: int
-    well: bool = True
+
+
+class AskStop(Ask, frozen=True, tag="stop"):
+    """Nobody comes back: make everything durable and go away. Refused while the trainer lives."""
 
 
 class AskLeave(Ask, frozen=True, tag="leave"):
     """The trainer stops but may come back: the same as if it had died."""
 
 
-Request = AskStatus | AskFlush | AskYield | AskDefer | AskRetire | AskClose | AskLeave
+Request = AskStatus | AskFlush | AskYield | AskDefer | AskRetire | AskClose | AskStop | AskLeave
 
 
 class Place(msgspec.Struct, frozen=True):

@@ -28,20 +28,20 @@ class TrainerLock:
 
     _held_here: ClassVar[dict[Path, TrainerLock]] = {}  # it does not exclude its own process
 
-    def __init__(self, folder: Path, run: str) -> None:
+    def __init__(self, folder: Path, run: str, operation: str = "attach") -> None:
         self._folder, self._path = folder, folder / "trainer.lock"
         self._looked_at = self._touched_at = time.monotonic()
         self._missing_since: float | None = None
         self._end_holder: weakref.WeakMethod[Callable[[], None]] | None = None
         if folder in self._held_here:
             raise RunBusy(
-                f"attach {run}: this process has attached the run already",
+                f"{operation} {run}: this process has attached the run already",
                 hint="close that Run first, or give this one another run=",
             )
         fd = _take(self._path)
         if isinstance(fd, str):
             raise RunBusy(
-                f"attach {run}: the run is held by {fd}",
+                f"{operation} {run}: the run is held by {fd}",
                 hint="stop that trainer first, or give this one another run=",
             )
         self._fd = fd

@@ -41,16 +41,16 @@ def _is_away(card: ShadowCard) -> bool:
     return bool(what_is_lost(Path(card.run), card.run_id, card.epoch, card.pid))
 
 
-def hold_run(run: Path) -> tuple[Path, TrainerLock]:
+def hold_run(run: Path, operation: str = "attach") -> tuple[Path, TrainerLock]:
     """The run's meeting place and the right to be its only trainer, or RunBusy. A lock can be lost with its
     file; the shadow of a trainer that lives tells of it all the same."""
     folder = runtime_dir(str(run))
-    lock = TrainerLock(folder, str(run))
+    lock = TrainerLock(folder, str(run), operation)
     trainer = living_trainer(shadow_of(run, folder))
     if trainer:
         lock.close()
         raise RunBusy(
-            f"attach {run}: the run is held by pid {trainer}, which its shadow records",
+            f"{operation} {run}: the run is held by pid {trainer}, which its shadow records",
             hint="stop that trainer first, or give this one another run=",
         )
     return folder, lock

@@ -13,19 +13,22 @@ from typing import Any
 import msgspec
 
 from everystep.errors import EverystepError
-from everystep.lane.control import ControlServer, board_of, socket_path
+from everystep.lane.control import AskDefer, ControlServer, ask, board_of, socket_path
 from everystep.lane.descriptors import DescriptorServer
 from everystep.lane.host import process_start
 from everystep.lane.lock import FRESH_SECONDS
 from everystep.lane.place import remake
 from everystep.lane.protocol import PROTOCOL
-from everystep.lane.runtime import ShadowCard, read_card, remove_card, write_card
+from everystep.lane.retire import retire
+from everystep.lane.runtime import ShadowCard, is_alive, read_card, remove_card, write_card
 from everystep.shadow.opening import Opening
 from everystep.shadow.persist import Persister
 
 log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 1.0
+_ANNOUNCE_SECONDS = 5.0
+_RETIRE_AGAIN_SECONDS = 30.0
 _CLAIMS = ("durable_step", "durable_age_seconds", "based_step")
 
 
@@ -37,6 +40,8 @@ class Presence:
         self._persister = persister
         self._spoken = False
         self._looked_at = self._touched_at = time.monotonic()
+        self._retire_at = 0.0
+        self._unretired = ""
         self.lost = ""  # what became of the run's directory
         self.card = ShadowCard(
             os.getpid(),
@@ -49,10 +54,39 @@ class Presence:
             trainer_start=opening.trainer_start,
         )
 
-    def speak(self) -> None:
-        """From now on whoever looks for the run finds this shadow."""
+    def announce(self, before: ShadowCard | None) -> None:
+        """Whoever comes back for the run must not pass over this shadow, if its trainer dies this moment."""
+        if before is None:
+            self._speak()
+        elif is_alive(before):
+            me = AskDefer(self.card.pid, self.card.start)
+            with contextlib.suppress(EverystepError):
+                ask(before.control, me, timeout_seconds=_ANNOUNCE_SECONDS)
+
+    def succeed(self, before: ShadowCard | None) -> bool:
+        """Speak for the run instead of the shadow before; True once that one is gone. Until then it may still
+        change the replica."""
+        if time.monotonic() < self._retire_at:
+            return False
+        self._speak()  # first: whoever looks now must find one of us
+        try:
+            if before is not None:
+                retire(before)
+        except EverystepError as error:
+            self._retire_at = time.monotonic() + _RETIRE_AGAIN_SECONDS
+            self._unretired = str(error)
+            log.error("not_retired %s", error)
+            return False
+        self._unretired = ""
+        return True
+
+    def _speak(self) -> None:
         self._spoken = True
         write_card(self._folder, self._up_to_date())
+
+    @property
+    def problem(self) -> str:
+        return self.lost or self._unretired
 
     def trainer_gone(self) -> None:
         self.card = msgspec.structs.replace(self.card, trainer_pid=0, trainer_start=0)

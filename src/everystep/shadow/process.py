@@ -14,14 +14,12 @@ from typing import Any
 import msgspec
 
 from everystep.core.events import Event, Seal
-from everystep.errors import EverystepError
 from everystep.format.base import SessionValues
 from everystep.lane import control
 from everystep.lane.arena import SharedMemory
 from everystep.lane.descriptors import DescriptorServer
 from everystep.lane.host import process_start
 from everystep.lane.process_watch import ProcessWatch
-from everystep.lane.retire import retire
 from everystep.lane.ring import RingReader
 from everystep.lane.runtime import is_alive
 from everystep.options import Options, duration_seconds
@@ -42,13 +40,11 @@ log = logging.getLogger(__name__)
 
 _BATCH_SECONDS = 0.05  # of taking records in between two looks at the control channel
 _POLL_MS_MIN, _POLL_MS_MAX = 2, 50
-_ANNOUNCE_SECONDS = 5.0
 _CATCH_UP_SECONDS = 30.0
 _LAST_SECONDS = 5.0
 _SHIP_LAST_SECONDS = 20.0
 _START_OVER_MAX = 5
 _HEALED_SECONDS = 60.0  # without another failure; what fails again and again is whole in between
-_RETIRE_AGAIN_SECONDS = 30.0
 _GIVE_UP_IDLES = 10  # a store that fails for this many idle times is not waited for any longer
 
 Waiter = tuple[list[bytes], control.Request, int]  # and the store's failures when it came
@@ -106,7 +102,6 @@ class Shadow:
         self._problem = ""
         self._noticed = ""  # what the trainer was told last
         self._starts_over, self._failed_at = 0, 0.0
-        self._retire_at = 0.0
         self._poll_ms = _POLL_MS_MIN
         self._ready_since = 0.0
         self._warm = False  # a full ring means that we lag
@@ -132,7 +127,7 @@ class Shadow:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self.advances.load_torch()
         self.board.put_up(self.status())
-        self._announce()
+        self.presence.announce(self.opening.predecessor)
         os.write(self.opening.ready_fd, str(os.getpid()).encode())
         os.close(self.opening.ready_fd)
         self.advances.use_twins()
@@ -143,16 +138,6 @@ class Shadow:
                 self._wait(0 if busy else self._poll_ms)
         finally:
             self._leave()
-
-    def _announce(self) -> None:
-        """Whoever comes back for the run must not pass over this shadow, if it dies this moment."""
-        before = self.opening.predecessor
-        if before is None:
-            self.presence.speak()
-        elif is_alive(before):
-            me = control.AskDefer(self.presence.card.pid, self.presence.card.start)
-            with contextlib.suppress(EverystepError):
-                control.ask(before.control, me, timeout_seconds=_ANNOUNCE_SECONDS)
 
     def _tick(self) -> bool:
         try:
@@ -230,18 +215,7 @@ class Shadow:
             # what is in the ring may still complete us; if not, leave the run to it
             self._done |= not self._trainer_alive and self._drained
             return
-        if time.monotonic() < self._retire_at:
-            return
-        self.presence.speak()  # first: whoever looks now must find one of us
-        if before is not None:
-            try:
-                retire(before)
-            except EverystepError as error:  # it may still change the replica: wait for its end
-                self._retire_at = time.monotonic() + _RETIRE_AGAIN_SECONDS
-                self._problem = str(error)
-                log.error("not_retired %s", error)
-                return
-        self._alone = True
+        self._alone = self.presence.succeed(before)
 
     def _trainer_gone(self) -> None:
         """Last words: redo what was sealed, then make it durable."""
@@ -374,6 +348,8 @@ class Shadow:
             self.control.answer(route, control.Answer())
         elif isinstance(request, control.AskYield):
             return self._answer_yield(route)
+        elif isinstance(request, control.AskStop):
+            return self._answer_stop(route, failures)
         else:
             return self._answer_durable(route, request, failures)
         return True
@@ -395,6 +371,18 @@ class Shadow:
             self._yielded = True
             answer = control.Answer(holding=self._holding())
         self.control.answer(route, answer)
+        return True
+
+    def _answer_stop(self, route: list[bytes], failures: int) -> bool:
+        if self._trainer_alive:
+            self.control.answer(route, control.Answer(error="its trainer lives"))
+            return True
+        if not self._drained:
+            return False
+        if self.intake.whole and not self._distrusted and not self.intake.drifted:
+            return self._answer_durable(route, control.AskClose(self.intake.step), failures)
+        self.control.answer(route, control.Answer(status=self.status()))
+        self._done = True  # nothing that could be written
         return True
 
     @property
@@ -436,7 +424,7 @@ class Shadow:
             left = self.shipper.problem if closes else ""
             self.control.answer(route, control.Answer(status=status, error=left))
             self._done |= closes
-            self._closed |= isinstance(request, control.AskClose) and request.well
+            self._closed |= closes and self._trainer_alive
             return True
         if self.intake.drifted and self._drained:
             self.control.answer(route, control.Answer(repair=True))
@@ -471,7 +459,7 @@ class Shadow:
     @property
     def _trouble(self) -> str:
         logged = self.log.problem if self.log else ""
-        stored = self.presence.lost or self.persister.state.problem
+        stored = self.presence.problem or self.persister.state.problem
         return stored or self._problem or logged or self.shipper.problem
 
     # ------------------------------------------------------------------ the end

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+import os
+import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,9 +17,12 @@ import torch
 from torch import nn
 
 import everystep
-from everystep.errors import RunBusy, UsageError
+from everystep.errors import NothingToRecover, RunBusy, RunHasSteps, UsageError
+from everystep.lane import lock
+from everystep.lane.control import AskStatus, ask
+from everystep.lane.runtime import read_card, runtime_dir
 
-from .traces import adam, bits, locked, model, shadows, train_step
+from .traces import adam, bits, leaves_nothing, locked, model, shadows, train_step
 
 
 def test_seal_and_steps_at_the_wrong_time(runtime: Path, tmp_path: Path) -> None:
@@ -93,6 +101,24 @@ print("done", flush=True)
 """
 
 
+def lose_meeting_place(folder: Path, run: Path, net: nn.Module, trainer: int) -> None:
+    """A cleaner of temporary files, or a person: first the lock goes, then everything where processes meet.
+    The trainer stays the only one, and its shadow can still be asked."""
+    (folder / "trainer.lock").unlink()
+    with pytest.raises(RunBusy, match=f"pid {trainer}"):
+        everystep.attach(net, adam(net), run=run)
+    shutil.rmtree(folder)
+    deadline = time.monotonic() + 60
+    while (card := read_card(folder)) is None:
+        assert time.monotonic() < deadline, "nobody can find the shadow any more"
+        time.sleep(0.02)
+    with pytest.raises(RunBusy, match=f"pid {trainer}"):
+        everystep.attach(net, adam(net), run=run)
+    for request in (AskStatus(), AskStatus(exact=True)):
+        answer = ask(card.control, request, timeout_seconds=60)
+        assert answer.status["trainer_pid"] == trainer
+
+
 def test_second_trainer_is_refused_and_the_first_unharmed(runtime: Path, tmp_path: Path) -> None:
     run, here = tmp_path / "run", Path(__file__).resolve().parent.parent
     words = [sys.executable, "-c", HOLD, str(run), str(here)]
@@ -105,8 +131,9 @@ def test_second_trainer_is_refused_and_the_first_unharmed(runtime: Path, tmp_pat
             with pytest.raises(RunBusy, match=f"pid {first.pid}"):
                 everystep.attach(net, adam(net), run=run)
         assert shadows(runtime) == held and len(held) == 1 and len(locked(runtime)) == 1
+        lose_meeting_place(runtime_dir(str(run)), run, net, first.pid)
         assert bits(net) == before
-        out, _ = first.communicate("\n", timeout=60)
+        out, _ = first.communicate("\n", timeout=120)
     finally:
         first.kill()
         first.wait()
@@ -114,21 +141,117 @@ def test_second_trainer_is_refused_and_the_first_unharmed(runtime: Path, tmp_pat
     assert everystep.open_run(run).steps[-1] == 6
 
 
-def test_second_attach_in_one_process(runtime: Path, tmp_path: Path) -> None:
-    """A lock of the kernel does not stop its own process; the run must be as safe all the same."""
-    net, other = model(), model()
+def test_who_lost_the_run_to_another_trainer_stops_recording(
+    runtime: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lock file was removed, its shadow is dead, and another trainer was quicker: one of them must not
+    write, and says so."""
+    monkeypatch.setattr(lock, "_LOOK_SECONDS", 0)
+    monkeypatch.setattr(lock, "_TAKEN_SECONDS", 0)
+    run, here = tmp_path / "run", Path(__file__).resolve().parent.parent
+    net = model()
     optimizer = adam(net)
-    with everystep.attach(net, optimizer, run=tmp_path / "run") as run:
-        for _ in run.steps(3):
+    with everystep.attach(net, optimizer, run=run) as ours:
+        for _ in ours.steps(2):
             train_step(net, optimizer)
-        with pytest.raises(RunBusy):
-            everystep.attach(other, adam(other), run=tmp_path / "run")
-        assert len(locked(runtime)) == 1, "the refused attach took the lock away"
-        assert len(shadows(runtime)) == 1
-        for _ in run.steps(6):
+        (runtime_dir(str(run)) / "trainer.lock").unlink()
+        for pid in shadows(runtime):
+            os.kill(pid, signal.SIGKILL)
+        words = [sys.executable, "-c", HOLD, str(run), str(here)]
+        other = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        try:
+            assert other.stdout is not None and other.stdout.readline() == "held\n"
+            with pytest.warns(
+                UserWarning, match=f"another trainer holds the run now .*{other.pid}"
+            ):
+                for _ in ours.steps(6):
+                    train_step(net, optimizer)
+            status = ours.status()
+            assert status["mode"] == "not recording" and str(other.pid) in status["problem"]
+            assert len(shadows(runtime)) == 1, "two shadows write one run"
+            other.communicate("\n", timeout=120)
+        finally:
+            other.kill()
+            other.wait()
+    assert other.returncode == 0 and everystep.open_run(run).verify().problems == []
+
+
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_second_attach_in_one_process(forgotten: bool, runtime: Path, tmp_path: Path) -> None:
+    """As in a notebook whose cell is run again: the earlier Run, perhaps out of reach, is closed and told."""
+    net, other = model(), model()
+    optimizer, second = adam(net), adam(other)
+    run: everystep.Run | None = everystep.attach(net, optimizer, run=tmp_path / "run")
+    assert run is not None
+    for step in run.steps(9):
+        train_step(net, optimizer)
+        if step == 2:
+            break  # in the middle of a turn: it is not sealed
+    hooks = len(optimizer._optimizer_step_pre_hooks)
+    earlier = run
+    if forgotten:
+        run = earlier = None
+        gc.collect()
+    with pytest.warns(UserWarning, match="closed at step 2"):
+        run = everystep.attach(other, second, run=tmp_path / "run")
+    assert run.step == 2 and run.status()["resumed_from"] == "shadow"
+    assert len(optimizer._optimizer_step_pre_hooks) < hooks, "the earlier Run still listens"
+    if earlier is not None:
+        for call in (earlier.resume, earlier.seal, earlier.flush):
+            with pytest.raises(UsageError, match="closed by a later attach"):
+                call()
+        earlier.close()  # no error, and no harm to the later one
+    assert len(locked(runtime)) == 1
+    for _ in run.steps(6):
+        train_step(other, second)
+    run.close()
+    fresh = model()
+    assert everystep.restore(tmp_path / "run", fresh) == 6
+    assert bits(fresh) == bits(other) and shadows(runtime) == []
+
+
+def test_everything_of_the_earlier_run_is_gone(runtime: Path, tmp_path: Path) -> None:
+    """Also model and optimizer were dropped: nothing is left to close, and the run is free."""
+    net = model()
+    optimizer = adam(net)
+    for _ in everystep.attach(net, optimizer, run=tmp_path / "run").steps(2):
+        train_step(net, optimizer)
+    del net, optimizer
+    gc.collect()
+    net = model()
+    with everystep.attach(net, adam(net), run=tmp_path / "run") as run:
+        assert run.step == 2 and run.status()["resumed_from"] == "shadow"
+
+
+def test_resume_never_and_must(runtime: Path, tmp_path: Path) -> None:
+    run, net = tmp_path / "run", model()
+    with leaves_nothing(runtime, run, net), pytest.raises(NothingToRecover, match="must"):
+        everystep.attach(net, adam(net), run=run, resume="must")
+    optimizer = adam(net)
+    with everystep.attach(net, optimizer, run=run, resume="never") as ours:
+        for _ in ours.steps(2):
             train_step(net, optimizer)
-    assert everystep.restore(tmp_path / "run", other) == 6
-    assert bits(other) == bits(net)
+    other = model()
+    with leaves_nothing(runtime, run, other), pytest.raises(RunHasSteps, match="step 2"):
+        everystep.attach(other, adam(other), run=run, resume="never")
+    with everystep.attach(other, adam(other), run=run, resume="must") as ours:
+        assert ours.step == 2 and bits(other) == bits(net)
+    with pytest.raises(UsageError, match="resume"):
+        everystep.attach(net, adam(net), run=run, resume="perhaps")
+
+
+def test_ranks_without_a_process_group(
+    runtime: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What torchrun sets before anybody has called init_process_group."""
+    net = model()
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with leaves_nothing(runtime, tmp_path / "run", net), pytest.raises(UsageError) as caught:
+        everystep.attach(net, adam(net), run=tmp_path / "run")
+    assert "WORLD_SIZE=2" in str(caught.value) and not isinstance(caught.value, RunBusy)
+    assert "init_process_group before attach" in (caught.value.hint or "")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    everystep.attach(net, adam(net), run=tmp_path / "run").close()
 
 
 def test_nan_gradients_are_kept_bit_for_bit(runtime: Path, tmp_path: Path) -> None:

@@ -374,10 +374,10 @@ class Shadow:
         return True
 
     def _answer_stop(self, route: list[bytes], failures: int) -> bool:
-        if self._trainer_alive:
+        if self._trainer_alive and not _exited(self._trainer_fd):
             self.control.answer(route, control.Answer(error="its trainer lives"))
             return True
-        if not self._drained:
+        if self._trainer_alive or not self._drained:
             return False
         if self.intake.whole and not self._distrusted and not self.intake.drifted:
             return self._answer_durable(route, control.AskClose(self.intake.step), failures)

@@ -283,6 +283,8 @@ class Recorder:
 
     def _look_after_shadow(self) -> None:
         """Is it alive, is a new one ready?"""
+        if self._retry_at == math.inf:
+            return  # halted
         if self.connection is not None:
             if not self.connection.shadow.alive:
                 last_words = self.connection.ring.notice

@@ -200,6 +200,7 @@ class Run:
         if self._bucket is not None:
             log.info("tiers run=%s bucket=%s", self.path, self._bucket)
             self._timed("fetch", bring_newest, self.path, self._bucket, folder, adopts=adopts)
+            check_resume(self.path, shadow_of(self.path, folder), resume)  # of what was there
         exact = self._options.residuals == "exact"
         done, card = find_and_load(
             partial(self._timed, "find", find_newest, self.path, folder, exact=exact),

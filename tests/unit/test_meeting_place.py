@@ -198,6 +198,31 @@ def _replace(path: Path) -> None:
     path.touch()
 
 
+def test_a_forked_process_does_not_end_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Holder:
+        ended = False
+
+        def end(self) -> None:
+            self.ended = True
+
+    folder, holder = runtime_dir("run"), Holder()
+    ours = TrainerLock(folder, "run")
+    ours.hold_for(holder.end)
+    child = os.fork()
+    if child == 0:
+        TrainerLock.end_earlier(folder)
+        refused = False
+        try:
+            TrainerLock(folder, "run")
+        except RunBusy as error:
+            refused = "held by pid" in str(error)
+        os._exit(0 if refused and not holder.ended else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    TrainerLock.end_earlier(folder)
+    assert holder.ended
+    TrainerLock(folder, "run").close()
+
+
 def test_a_lock_is_kept_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(locks, "_LOOK_SECONDS", 0)
     lock = TrainerLock(runtime_dir("run"), "run")

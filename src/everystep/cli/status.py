@@ -27,6 +27,10 @@ def run_status(run: Path, bucket: str | None = None) -> dict[str, Any]:
     else:
         try:
             document |= ask(card.control, AskStatus(), timeout_seconds=5).status
+            if (
+                card.run and Path(card.run) != run.resolve()
+            ):  # it was moved: the shadow cannot see it
+                document |= {k: v for k, v in _from_store(run).items() if k.startswith("durable")}
         except EverystepError as error:
             silent = f"shadow {card.pid} lives but does not answer: {error}"
             document |= {

@@ -33,7 +33,7 @@ class TrainerLock:
         self._looked_at = self._touched_at = time.monotonic()
         self._missing_since: float | None = None
         self._end_holder: weakref.WeakMethod[Callable[[], None]] | None = None
-        if folder in self._held_here:
+        if self._held_in_this_process(folder) is not None:
             raise RunBusy(
                 f"{operation} {run}: this process has attached the run already",
                 hint="close that Run first, or give this one another run=",
@@ -44,8 +44,14 @@ class TrainerLock:
                 f"{operation} {run}: the run is held by {fd}",
                 hint="stop that trainer first, or give this one another run=",
             )
-        self._fd = fd
+        self._fd, self._pid = fd, os.getpid()
         self._held_here[folder] = self
+
+    @classmethod
+    def _held_in_this_process(cls, folder: Path) -> TrainerLock | None:
+        """Not what a process that was forked has inherited: there the kernel's lock speaks."""
+        lock = cls._held_here.get(folder)
+        return lock if lock is not None and lock._pid == os.getpid() else None
 
     def hold_for(self, end: Callable[[], None]) -> None:
         """`end`: a method that ends whoever holds the run, if a later attach of this process wants it."""
@@ -55,7 +61,7 @@ class TrainerLock:
     def end_earlier(cls, folder: Path) -> None:
         """Have the earlier holder in this process, if any, let go of the run. Who is forgotten, as in a
         notebook after `run = None`, cannot be asked to."""
-        lock = cls._held_here.get(folder)
+        lock = cls._held_in_this_process(folder)
         if lock is not None and lock._end_holder is not None:
             end = lock._end_holder()
             if end is not None:

@@ -22,7 +22,7 @@ from everystep.format.base import Point
 from everystep.format.log import BLOCK_BYTES, HEAD_BYTES, LoggedRecord, census_digest, read_heads
 from everystep.store import layout, stream
 from everystep.store import log as log_module
-from everystep.store.log import LogWriter, drop_old_segments
+from everystep.store.log import LogWriter, old_segments
 from everystep.store.log_reader import LogReader, read_log
 from everystep.store.mapped import map_file
 from everystep.store.runs import Lineage
@@ -142,7 +142,8 @@ class LogModel(RuleBasedStateMachine):
         self.base = self.read(until=step).end
         self.held = {s: b for s, b in self.held.items() if s > step}
         self.writer.close()
-        drop_old_segments(self.run, self.lineage, step)
+        for path in old_segments(self.run, self.lineage, step):
+            path.unlink()
 
     @rule(chance=st.randoms(use_true_random=False))
     def rot_in_what_the_base_holds(self, chance: random.Random) -> None:

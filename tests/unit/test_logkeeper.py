@@ -134,3 +134,16 @@ def test_any_error_of_the_writer_is_told(
     bench.log(3, 2)
     bench.check(3)
     assert not bench.keeper.problem
+
+
+def test_a_segment_that_somebody_removed_ends_the_log_until_the_next_base(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.log(1, 0)
+    layout.segments(tmp_path, 1)[0].unlink()
+    bench.log(2, 1)
+    assert "removed" in bench.keeper.problem and bench.keeper.broken
+    bench.base = Point(1, 2)
+    bench.keeper._retry_at = 0.0
+    bench.log(3, 2)
+    bench.check(3)
+    assert not bench.keeper.problem and not bench.keeper.broken

@@ -68,6 +68,7 @@ def prune(
 
 
 def prune_run(run: Path, changes: dict[str, Any], *, dry_run: bool, force: bool) -> dict[str, Any]:
+    known = max(layout.epoch_numbers(run), default=0)
     lineage = read_lineage(run)  # before anything else: it may not be a run at all
     newest = newest_manifest(run)
     rules = msgspec.structs.replace(newest.rules if newest else Rules(), **changes)
@@ -82,10 +83,9 @@ def prune_run(run: Path, changes: dict[str, Any], *, dry_run: bool, force: bool)
         plan = plan_retention(run, lineage, rules, verified)
         document = _describe(run, lineage, plan, rules, verified)
         if not dry_run and verified is not None and document["frees_bytes"]:
-            writer = EpochWriter(
-                run, frontier(run, lineage, verified), newest.rules if newest else rules
-            )
-            writer.carry_out(read_lineage(run), plan)
+            point = frontier(run, lineage, verified)
+            kept = newest.rules if newest else rules
+            EpochWriter(run, point, kept, behind=known).carry_out(plan)
     return {**document, "done": not dry_run}
 
 
@@ -118,7 +118,8 @@ def _describe(
     run: Path, lineage: Lineage, plan: Plan, rules: Rules, verified: int | None
 ) -> dict[str, Any]:
     freed: dict[Path, int] = {}
-    for path in unreferenced(run, plan.keep) if verified is not None else ():
+    epoch = lineage.path[-1][0] if lineage.path else 0
+    for path in unreferenced(run, plan.keep, epoch) if verified is not None else ():
         freed[path.parent] = freed.get(path.parent, 0) + path.stat().st_size
     log = old_segments(run, lineage, plan.log_begins_at) if verified is not None else []
     bases: list[dict[str, Any]] = [

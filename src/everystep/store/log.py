@@ -7,6 +7,7 @@ from contextlib import suppress
 from itertools import zip_longest
 from pathlib import Path
 
+from everystep.errors import StoreError
 from everystep.format.log import (
     HEAD_BYTES,
     Chain,
@@ -49,6 +50,7 @@ class LogWriter:
             crash_point("log_written")
             stream.sync()
             crash_point("log_synced")
+            self._check_linked(stream)
             done = True
         finally:
             if not done:
@@ -91,6 +93,15 @@ class LogWriter:
             if put_head is not None:
                 put_head(self._chain.head(step, after, len(body), checksum()))
 
+    def _check_linked(self, stream: StreamWriter) -> None:
+        """A file that somebody has removed takes all that is written to it, and gives none of it back."""
+        assert self._path is not None
+        if not stream.links and not self._path.exists():
+            raise StoreError(
+                f"append to {self._path}: somebody has removed this file while it was written",
+                hint="only everystep prune may remove files of a run; the log goes on behind the next base",
+            )
+
     def _give_up(self) -> None:
         """The segment ends here; if nothing in it ever counted, it goes."""
         path, counts = self._path, self._counts
@@ -105,16 +116,14 @@ class LogWriter:
         self._stream, self._path, self._chain, self._counts = None, None, None, False
 
 
-def drop_old_segments(run: Path, lineage: Lineage, oldest_step: int) -> None:
-    for path in old_segments(run, lineage, oldest_step):
-        path.unlink(missing_ok=True)
-
-
 def old_segments(run: Path, lineage: Lineage, oldest_step: int) -> list[Path]:
-    """Segments that no kept base needs, and those of epochs that nobody continues."""
+    """Segments that no kept base needs, and those of epochs that nobody continues. What lies in newer epochs
+    than those of the lineage belongs to their writers."""
     alive = dict(lineage.path)
     found = []
     for epoch in layout.epoch_numbers(run):
+        if epoch > max(alive, default=0):
+            continue
         paths = layout.segments(run, epoch)
         for path, behind in zip_longest(paths, paths[1:]):
             # no record of a segment is newer than what the next one follows

@@ -6,6 +6,7 @@ The manifest forgets first (`EpochWriter.retain`); then goes whatever nothing re
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -97,8 +98,9 @@ def read_back(run: Path, candidate: Candidate) -> None:
             check_file(run, file)
 
 
-def unreferenced(run: Path, keep: list[Candidate]) -> list[Path]:
-    """Files of bases that neither a kept base nor a tag refers to, leftovers of killed writers included."""
+def unreferenced(run: Path, keep: list[Candidate], newest_epoch: int) -> list[Path]:
+    """Files of bases that neither a kept base nor a tag refers to, leftovers of killed writers included. What
+    lies in newer epochs than this belongs to their writers."""
     pinned = list(read_tags(run).values())
     needed: set[Path] = set()
     for candidate in (*keep, *pinned):
@@ -111,15 +113,24 @@ def unreferenced(run: Path, keep: list[Candidate]) -> list[Path]:
     return [
         path
         for folder in layout.base_dirs(run)
+        if (layout.epoch_of(f"{folder.relative_to(run)}/") or 0) <= newest_epoch
         for path in sorted(folder.iterdir())
         if path not in needed
     ]
 
 
-def remove(paths: list[Path]) -> None:
+def remove(paths: list[Path], still_ours: Callable[[], None]) -> int:
+    """Remove files, and folders that are empty then; returns how many bytes that freed. `still_ours` raises
+    once the run belongs to somebody else."""
+    freed = 0
     for path in paths:
-        path.unlink(missing_ok=True)
+        still_ours()
+        with contextlib.suppress(FileNotFoundError):
+            size = path.stat().st_size
+            path.unlink()
+            freed += size
         crash_point("old_bases_half_removed")
-    for folder in {path.parent for path in paths}:
-        if folder.is_dir() and not any(folder.iterdir()):
+    for folder in {path.parent for path in paths if path.parent.parent.name == "bases"}:
+        with contextlib.suppress(OSError):  # not empty, or gone
             folder.rmdir()
+    return freed

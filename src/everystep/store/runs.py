@@ -83,18 +83,14 @@ def create_run(run: Path, given: RunDocument | None = None) -> RunDocument:
     return document
 
 
-def claim_epoch(run: Path, continues: Point | None, rules: Rules = _DEFAULT_RULES) -> Manifest:
-    """Take the next epoch number for ourselves by an atomic mkdir, and say what we continue."""
+def claim_epoch(
+    run: Path, continues: Point | None, rules: Rules = _DEFAULT_RULES, *, behind: int | None = None
+) -> Manifest:
+    """Take the next epoch number for ourselves by an atomic mkdir, and say what we continue. `behind`: only
+    if this is still the newest epoch."""
     run_id = identify(run)[0] or create_run(run).run_id
     make_dirs(run / "epochs", below=run)
-    number = max(layout.epoch_numbers(run), default=0)
-    while True:
-        number += 1
-        try:
-            layout.epoch_dir(run, number).mkdir()
-        except FileExistsError:
-            continue
-        break
+    number = _make_epoch(run, behind)
     ancestors = _ancestors(run, continues)
     dropped, slimmed = _removed(run, {p.epoch for p in (continues, *ancestors) if p})
     host, pid = socket.gethostname(), os.getpid()
@@ -115,6 +111,21 @@ def claim_epoch(run: Path, continues: Point | None, rules: Rules = _DEFAULT_RULE
     write_manifest(run, manifest)
     sync_dir(run / "epochs")
     return manifest
+
+
+def _make_epoch(run: Path, behind: int | None) -> int:
+    number = max(layout.epoch_numbers(run), default=0) if behind is None else behind
+    while True:
+        number += 1
+        try:
+            layout.epoch_dir(run, number).mkdir()
+            return number
+        except FileExistsError:
+            if behind is not None:
+                raise Fenced(
+                    f"claim {run} behind epoch {behind}: somebody has claimed epoch {number} meanwhile",
+                    hint="nothing was changed; something else writes this run, see everystep status",
+                ) from None
 
 
 def _ancestors(run: Path, point: Point | None) -> tuple[Point, ...]:

@@ -79,6 +79,11 @@ class StreamWriter:
         """Everything that was drained is on the disk when this returns."""
         os.fdatasync(self._fd)
 
+    @property
+    def links(self) -> int:
+        """How many names the file has; 0: nobody will find it again."""
+        return os.fstat(self._fd).st_nlink
+
     def finish(self) -> None:
         """Everything is on the disk when this returns, and nothing behind it."""
         size = self.bytes

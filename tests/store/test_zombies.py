@@ -1,0 +1,224 @@
+"""A writer that was replaced while it clears up: a successor claims the run between every two operations of
+retention. Nothing of the successor goes, and nothing that counted when it claimed the run."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from everystep.cli.prune import prune_run
+from everystep.core.events import Seal
+from everystep.core.retention import Rules
+from everystep.errors import Fenced, StoreError
+from everystep.format.base import Point
+from everystep.format.entry import frame_entry
+from everystep.format.log import LoggedRecord, census_digest
+from everystep.format.slot import pack_events
+from everystep.recover.find import find_newest
+from everystep.store import layout
+from everystep.store.epoch import EpochWriter
+from everystep.store.log import LogWriter
+from everystep.store.runs import read_lineage
+from everystep.store.tags import read_tags, set_tag
+from everystep.store.verify import verify_run
+
+from .test_retention import CENSUS, snapshot
+
+_FILE_EVENTS = (
+    "open",
+    "os.remove",
+    "os.rename",
+    "os.rmdir",
+    "os.mkdir",
+    "os.listdir",
+    "os.scandir",
+)
+RULES = Rules(2, keep_slots=1)
+
+
+class Operations:
+    """Calls back before every operation on files below a folder, in the thread that asked for it. Python
+    tells of them all, so that none can be forgotten here."""
+
+    def __init__(self) -> None:
+        self.folder = ""
+        self.before: Callable[[], None] | None = None
+        self._thread = 0
+        sys.addaudithook(self._heard)
+
+    def _heard(self, event: str, args: tuple[Any, ...]) -> None:
+        if self.before is None or event not in _FILE_EVENTS:
+            return
+        mine = threading.get_ident() == self._thread
+        if mine and str(args[0]).startswith(self.folder):
+            before, self.before = self.before, None  # what it does itself is not counted
+            before()
+            self.before = before
+
+    @contextmanager
+    def watched(self, folder: Path, before: Callable[[], None]) -> Iterator[None]:
+        self.folder, self.before, self._thread = str(folder), before, threading.get_ident()
+        try:
+            yield
+        finally:
+            self.before = None
+
+
+OPERATIONS = Operations()
+
+
+def record(step: int) -> LoggedRecord:
+    document = pack_events([Seal(step, step - 1, b"rng", b"", (b"",), 0)])
+    return LoggedRecord(step, step - 1, memoryview(frame_entry(*document, b"")))
+
+
+def log_of(run: Path, writer: EpochWriter) -> LogWriter:
+    manifest = writer.manifest
+    return LogWriter(run, manifest.run_id, manifest.epoch, census_digest(CENSUS))
+
+
+def build(run: Path) -> EpochWriter:
+    """Epochs 1 and 2, with logs, a base that a tag pins, leftovers of a killed writer. The writer of epoch 2
+    has bases to drop, one to slim, files nobody refers to and segments to remove."""
+    first = EpochWriter(run, None, RULES)
+    logged = log_of(run, first)
+    for step in (2, 3):
+        first.commit(snapshot(step))
+        logged.close()
+        logged.append([record(step + 1)])
+    logged.close()
+    set_tag(run, "pinned", 2)
+    killed = layout.base_dir(run, 1, 9)
+    killed.mkdir(parents=True)
+    (killed / layout.WEIGHTS).write_bytes(b"half a base")
+    second = EpochWriter(run, Point(1, 4), RULES)
+    logged = log_of(run, second)
+    for step in (5, 6, 7):
+        second.commit(snapshot(step, thawed=step))
+        logged.close()
+        logged.append([record(step + 1)])
+    logged.close()
+    return second
+
+
+class Successor:
+    """Claims the run, writes a base and a log, and remembers all that counts for it."""
+
+    def __init__(self, run: Path, continues: Point) -> None:
+        self.run = run
+        self.writer = EpochWriter(run, continues, RULES)
+        step = continues.step + 1
+        before = read_lineage(run).candidates[0]
+        thawed = before.entry.step if before.epoch == 2 else 0
+        self.writer.commit(snapshot(step, thawed=thawed))  # refers to files of the base before it
+        self._log = log_of(run, self.writer)
+        self._log.append([record(step + 1)])
+        self.counts = read_lineage(run).candidates
+        self.tags = read_tags(run)
+        self.newest = step + 1
+
+    def check(self) -> None:
+        """All of it is still there, the log goes on in the file that others read, and it is resumed from."""
+        self._log.append([record(self.newest + 1)])
+        counting = read_lineage(self.run).candidates
+        assert set(self.counts) <= set(counting)  # more, if a zombie took back that some are to go
+        assert read_tags(self.run) == self.tags
+        report = verify_run(self.run)  # every byte, what tags pin included
+        assert not report.problems and report.bases == len(counting)
+        found, _ = find_newest(self.run, None)
+        assert found is not None
+        assert found.point == Point(self.writer.manifest.epoch, self.newest + 1)
+        assert not found.problems
+
+
+def newest_point(run: Path) -> Point:
+    found, _ = find_newest(run, None)
+    assert found is not None
+    return found.point
+
+
+def oldest_base(run: Path) -> Point:
+    """Somebody goes back to what is just about to go."""
+    return next(c for c in reversed(read_lineage(run).candidates) if not c.weights_only).point
+
+
+def retain(run: Path, zombie: EpochWriter) -> None:
+    with suppress(Fenced):
+        zombie.retain()
+
+
+def prune(run: Path, zombie: EpochWriter) -> None:
+    with suppress(Fenced):
+        prune_run(run, {"keep_last": 1}, dry_run=False, force=True)
+
+
+@pytest.mark.parametrize(
+    ("clear_up", "first", "continued"),
+    # prune's first operation is its look around: it goes on behind whoever claimed the run before that
+    [(retain, 0, newest_point), (retain, 0, oldest_base), (prune, 1, oldest_base)],
+)
+def test_a_claim_between_every_two_operations(
+    clear_up: Callable[[Path, EpochWriter], None],
+    first: int,
+    continued: Callable[[Path], Point],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "fsync", lambda _: None)  # nobody pulls the plug here
+    monkeypatch.setattr(os, "fdatasync", lambda _: None)
+    template = tmp_path / "template"
+    built = build(template)
+    claimed = 0
+    for place in itertools.count(first):
+        run = tmp_path / f"run{place}"
+        shutil.copytree(template, run)
+        zombie = copy.copy(built)
+        zombie._run = run
+        successor = claimed_before(place, run, continued, lambda: clear_up(run, zombie))  # noqa: B023
+        if successor is None:
+            break
+        claimed += 1
+        successor.check()
+        with pytest.raises(Fenced):
+            zombie.retain()
+    assert claimed > 30, "retention does more than that"
+
+
+def claimed_before(
+    place: int, run: Path, continued: Callable[[Path], Point], work: Callable[[], None]
+) -> Successor | None:
+    """Do the work; the run is claimed before its n-th operation. None: it has not so many."""
+    successors: list[Successor] = []
+    seen = itertools.count()
+
+    def before() -> None:
+        if next(seen) == place:
+            successors.append(Successor(run, continued(run)))
+
+    with OPERATIONS.watched(run, before):
+        work()
+    return successors[0] if successors else None
+
+
+def test_a_log_whose_file_was_removed_is_told_and_goes_on_in_another(tmp_path: Path) -> None:
+    writer = EpochWriter(tmp_path / "run", None, RULES)
+    writer.commit(snapshot(1))
+    logged = log_of(tmp_path / "run", writer)
+    logged.append([record(2)])
+    layout.segments(tmp_path / "run", 1)[0].unlink()
+    with pytest.raises(StoreError, match="removed"):
+        logged.append([record(3)])
+    writer.commit(snapshot(3))
+    logged.append([record(4)])
+    found, _ = find_newest(tmp_path / "run", None)
+    assert found is not None and found.point.step == 4

@@ -8,6 +8,7 @@ import itertools
 import os
 import shutil
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -162,6 +163,14 @@ def prune(run: Path, zombie: EpochWriter) -> None:
         prune_run(run, {"keep_last": 1}, dry_run=False, force=True)
 
 
+@pytest.fixture
+def quick() -> Iterator[Path]:
+    """A folder in memory where there is one: thousands of small files come and go."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
+        yield Path(folder)
+
+
 @pytest.mark.parametrize(
     ("clear_up", "first", "continued"),
     # prune's first operation is its look around: it goes on behind whoever claimed the run before that
@@ -171,16 +180,16 @@ def test_a_claim_between_every_two_operations(
     clear_up: Callable[[Path, EpochWriter], None],
     first: int,
     continued: Callable[[Path], Point],
-    tmp_path: Path,
+    quick: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(os, "fsync", lambda _: None)  # nobody pulls the plug here
     monkeypatch.setattr(os, "fdatasync", lambda _: None)
-    template = tmp_path / "template"
+    template = quick / "template"
     built = build(template)
     claimed = 0
     for place in itertools.count(first):
-        run = tmp_path / f"run{place}"
+        run = quick / f"run{place}"
         shutil.copytree(template, run)
         zombie = copy.copy(built)
         zombie._run = run
@@ -191,6 +200,7 @@ def test_a_claim_between_every_two_operations(
         successor.check()
         with pytest.raises(Fenced):
             zombie.retain()
+        shutil.rmtree(run)
     assert claimed > 30, "retention does more than that"
 
 

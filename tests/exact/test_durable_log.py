@@ -3,6 +3,7 @@ torn, flipped or missing ends the log before it."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import signal
@@ -36,6 +37,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "muon": lambda p: torch.optim.Muon(p, lr=1e-2),
     "counting": lambda p: Counting(p, {"lr": 0.05}),
     "late": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
+    "idle": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
 }
 
 
@@ -72,6 +74,8 @@ def build(kind: str) -> Job:
 
     def turn(step: int) -> float:
         loss = model(torch.randn(16, 12)).square().mean()
+        if kind == "idle" and step % 4 in (1, 2):  # a turn that only evaluates
+            return loss.item()
         loss.backward()
         if step % 5 == 3:
             model[2].weight.grad = None
@@ -121,6 +125,10 @@ def counting() -> Job:
 
 def late() -> Job:
     return build("late")
+
+
+def idle() -> Job:
+    return build("idle")
 
 
 def kept_up(training: everystep.Run, step: int) -> None:
@@ -185,8 +193,10 @@ def lose_host(
     kill_shadow(run)
 
 
-@pytest.mark.parametrize("batch", [1, 4])
-@pytest.mark.parametrize("make", [sgd, adamw, muon, reset, counting])
+@pytest.mark.parametrize(
+    ("make", "batch"),
+    [*itertools.product([sgd, adamw, muon, reset, counting], [1, 4]), (idle, 1)],
+)
 def test_a_lost_host(make: Callable[[], Job], batch: int, tmp_path: Path) -> None:
     end, losses, _ = unbroken(make, TOTAL)
     run = tmp_path / "run"

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everystep.core.census import Atom, Census, Mode, OptimizerSpec, gradient_layout
-from everystep.core.events import AMP_BYTES, Call, Edit, Event, Planes, Sparse, pack_presence
+from everystep.core.events import AMP_BYTES, Call, Edit, Event, Planes, Seal, Sparse, pack_presence
 from everystep.core.pace import planes_pay
 from everystep.errors import CorruptData, StoreError
 from everystep.format import planes
@@ -86,6 +86,21 @@ def test_gradients_come_back(kind: str) -> None:
     expected = {"sparse": Sparse, "bf16": Planes, "dense": Call}[kind]
     assert isinstance(events[0], expected), (codec.how, codec.ratio)
     assert codec.ratio > {"sparse": 50, "bf16": 2, "dense": 0.99}[kind]
+
+
+def test_a_turn_without_a_call_says_nothing_of_how_well_others_are_packed() -> None:
+    codec = LogCodec(CENSUS)
+    nothing: list[tuple[list[Event], memoryview]] = [
+        ([Seal(2, 1, b"", b"", (), 0)], memoryview(b""))
+    ]
+    codec.framed(nothing)
+    assert codec.ratio == 1.0
+    gradient = torch.zeros(1024, 1024)
+    gradient[0, :9] = 1
+    through(codec, record(gradient))
+    packed = codec.ratio
+    codec.framed(nothing)
+    assert codec.ratio == packed > 1
 
 
 def test_planes_are_for_who_has_time() -> None:

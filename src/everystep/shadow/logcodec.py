@@ -36,7 +36,7 @@ class LogCodec:
         self._planes = False
         self._step_seconds, self._framed_at = 0.0, 0.0
         self.how = "as it is"
-        self.ratio = 1.0  # of the payloads of the last record to what was written of them
+        self.ratio = 1.0  # of the newest payloads to what was written of them; never 0
 
     def framed(self, entries: Entries) -> memoryview:
         """A record's entries as a log tail has them, in memory of their own. Atoms that only bases keep are
@@ -51,7 +51,10 @@ class LogCodec:
             heads.append(frame_head(*pack_events([*first, *kept]), size))
             parts.append(stored)
         total = sum(len(part) for stored in parts for part in stored)
-        self.ratio = sum(len(payload) for _, payload in entries) / max(total, 1)
+        if (
+            total
+        ):  # a turn without an optimizer call has no payload, which says nothing of the next one
+            self.ratio = sum(len(payload) for _, payload in entries) / total
         return _joined(heads, parts, total)
 
     def _is_left_out(self, event: Event) -> bool:

@@ -6,11 +6,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch import nn, optim
 
 import everystep
+from everystep.store.runs import newest_manifest, write_manifest
 
 from .harness import Job, check, look, same, seed_all
 
@@ -62,3 +64,27 @@ def test_periodic_bases_are_durable_states_of_the_run(tmp_path: Path) -> None:
 
 def test_flush_takes_a_base_between_two_periods(tmp_path: Path) -> None:
     check(build, tmp_path, source="store", every=100)
+
+
+def test_a_base_written_before_the_clock_was_set_back_does_not_stop_others(tmp_path: Path) -> None:
+    """It seems to come from tomorrow; an hour of steps may not be lost to that."""
+    run, job = tmp_path / "run", build()
+    with everystep.attach(job.model, job.optimizer, run=run) as training:
+        for step in training.steps(3):
+            job.turn(step)
+    manifest = newest_manifest(run)
+    assert manifest is not None
+    bases = tuple(msgspec.structs.replace(e, time=e.time + 86400) for e in manifest.bases)
+    write_manifest(run, msgspec.structs.replace(manifest, bases=bases))
+    job, ages = build(), set()
+    with everystep.attach(job.model, job.optimizer, run=run, durable_every="1s") as training:
+        deadline = time.monotonic() + 30
+        for step in training.steps(1_000_000):
+            job.turn(step)
+            status = training.status()
+            ages.add(status["durable_age_seconds"])
+            if status["based_step"] is not None and status["based_step"] > 4:
+                break
+            assert time.monotonic() < deadline, status
+            time.sleep(0.02)
+    assert all(age is None or age >= 0 for age in ages), ages

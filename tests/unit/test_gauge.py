@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import random
 import time
+from pathlib import Path
 
 import pytest
 
 from everystep.core.failures import USUAL_SECONDS, Life, mean_time_between_failures
+from everystep.core.retention import Rules
 from everystep.shadow.gauge import Gauge
 from everystep.shadow.spans import Spans
+from everystep.store import layout
+from everystep.store.epoch import EpochWriter
+from everystep.store.history import lives_of
 from everystep.tune.measured import Measured, machine_of
 
 STEP, CORES = 0.1, 4
@@ -199,11 +205,11 @@ def test_the_log_itself_says_more_about_a_sync_than_a_probe_does() -> None:
 def test_a_span_is_met_while_it_lasts_and_no_longer() -> None:
     spans = Spans()
     spans.begin()
-    begun = time.time_ns()
+    begun = time.monotonic_ns()
     assert spans.meet(begun, begun + 1) and spans.meet(begun + 10**9, begun + 2 * 10**9)
     assert not spans.meet(0, 1)
     spans.end()
-    ended = time.time_ns()
+    ended = time.monotonic_ns()
     assert spans.meet(begun, ended) and not spans.meet(ended + 1, ended + 10**9)
 
 
@@ -226,4 +232,32 @@ def test_the_last_few_spans_are_told_once_they_are_over() -> None:
     spans.begin()
     told = spans.ended
     assert len(told) == 8 and told == sorted(told)
-    assert all(begin <= end <= time.time() for begin, end in told)
+    assert all(begin <= end <= time.monotonic() for begin, end in told)
+
+
+def test_a_life_is_as_long_as_its_writer_measured_whatever_the_clock_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wall = time.time
+    for jump in (-1e6, 1e6):
+        writer = EpochWriter(tmp_path, None, Rules())
+        monkeypatch.setattr(time, "time", lambda jump=jump: wall() + jump)
+        writer.close()
+        monkeypatch.setattr(time, "time", wall)
+    lives = lives_of(tmp_path, newest_lives=False)
+    assert [life.failed for life in lives] == [False, False]
+    assert all(0 < life.seconds < 60 for life in lives)
+    segment = layout.log_dir(tmp_path, 2) / layout.segment_name(1, 0)
+    segment.parent.mkdir()
+    segment.touch()
+    os.utime(segment, (wall() + 1e9, wall() + 1e9))
+    assert lives_of(tmp_path, newest_lives=False)[1].seconds < 2 * USUAL_SECONDS
+
+
+def test_spans_go_by_a_clock_that_nobody_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "time_ns", lambda: 0)
+    spans = Spans()
+    before = time.monotonic_ns()
+    spans.begin()
+    spans.end()
+    assert spans.meet(before, time.monotonic_ns() + 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from everystep.core.cadence import base_is_due
 from everystep.core.census import Atom, Census, Mode, OptimizerSpec
 from everystep.core.events import Call, Edit, Event, Fingerprints, Rebase, Seal
 from everystep.core.geometry import SLOT_HEADER_BYTES, Geometry
@@ -28,6 +30,8 @@ from everystep.shadow.intake import Intake
 from everystep.shadow.keeper import Keeper
 from everystep.shadow.persist import Persister
 from everystep.shadow.replica import Replica
+from everystep.shadow.report import describe_store
+from everystep.shadow.shipper import Shipper
 from everystep.store import epoch
 from everystep.store.runs import read_lineage
 
@@ -144,7 +148,7 @@ def test_replay_goes_on_while_memory_for_a_copy_is_made(
     for _ in range(2):
         bench.persist()
         assert keeper.wanted is None and not keeper.holds_still and not bench.persister.busy
-    now = time.time_ns()
+    now = time.monotonic_ns()
     assert bench.persister.spans.meet(now, now + 1), "training may feel it"
     bench.call(step=2)
     assert intake.take(may_apply=True) and intake.step == 2
@@ -165,7 +169,7 @@ def test_who_asks_for_a_base_does_not_wait_for_memory(tmp_path: Path, slow_room:
     bench.keeper.persist_if_due(asked=True, last_words=False, moving=True)
     bench.persister.wait()
     assert [c.entry.step for c in read_lineage(tmp_path / "run").candidates] == [1]
-    now = time.time_ns()
+    now = time.monotonic_ns()
     assert not bench.persister.spans.meet(now, now + 1), "one base, one span"
 
 
@@ -187,7 +191,7 @@ def test_what_was_begun_is_written_although_it_is_no_longer_due(
     bench.persist()
     slow_room.may.set()
     bench.persister.state = msgspec.structs.replace(
-        bench.persister.state, durable=Point(1, 0), durable_time=time.time()
+        bench.persister.state, durable=Point(1, 0), durable_at=time.monotonic()
     )
     bench.keeper.options = Options(durable_every=1000)
     bench.persist_until_wanted()
@@ -250,3 +254,55 @@ def test_a_copy_is_not_written_once_its_replica_is_known_to_be_wrong(tmp_path: P
     keeper.look_after_copy()
     bench.persister.wait()
     assert not read_lineage(tmp_path / "run").candidates
+
+
+@pytest.mark.parametrize("jump", [-86400.0, 86400.0])
+def test_a_clock_that_is_set_neither_delays_bases_nor_hurries_them(
+    jump: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(tmp_path / "run")
+    state = lambda: bench.persister.state  # noqa: E731
+    bench.keeper.options = Options(durable_every="1h")
+    bench.keeper.persist_if_due(asked=True, last_words=False, moving=False)
+    bench.persister.wait()
+    wall = time.time
+    monkeypatch.setattr(time, "time", lambda: wall() + jump)
+    bench.call(step=2)
+    assert bench.intake.take(may_apply=True)
+    bench.keeper.persist_if_due(asked=False, last_words=False, moving=False)
+    bench.persister.wait()
+    assert state().durable == Point(1, 1), "an hour has not passed"
+    assert 0 <= state().durable_age_seconds < 60
+    hour_ago = time.monotonic() - 3601
+    bench.persister.state = msgspec.structs.replace(state(), durable_at=hour_ago)
+    bench.keeper.persist_if_due(asked=False, last_words=False, moving=False)
+    bench.persister.wait()
+    assert state().durable == Point(1, 2), "an hour has passed"
+    told = describe_store(bench.persister, None, Shipper(tmp_path / "run", None, 0))
+    assert 0 <= told["durable_age_seconds"] < 60
+
+
+@pytest.mark.parametrize(
+    ("jump", "due"),
+    [(-86400.0, True), (86400.0, True), (60.0, False), (-1e9, True), (1e9, True)],
+)
+def test_a_base_from_before_a_clock_was_set_delays_none(
+    jump: float, due: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another shadow wrote it: all that is known of it is what the clock said then."""
+    first = Bench(tmp_path / "run")
+    first.keeper.persist_if_due(asked=True, last_words=False, moving=False)
+    first.persister.wait()
+    wall = time.time
+    monkeypatch.setattr(time, "time", lambda: wall() + jump)
+    persister = Persister(tmp_path / "run", Point(1, 1), Rules())
+    for _ in ("before it has claimed an epoch", "and behind"):
+        assert persister.state.durable == Point(1, 1)
+        age = persister.state.durable_age_seconds
+        options = Options(durable_every="1h")
+        assert base_is_due(options, step=2, durable_step=1, seconds_since_base=age) is due
+        told = describe_store(persister, None, Shipper(tmp_path / "run", None, 0))
+        shown = told["durable_age_seconds"]
+        assert shown is None if abs(jump) > 1e8 or jump < 0 else shown >= 0
+        json.dumps(told, allow_nan=False)
+        persister.claim()

@@ -97,6 +97,21 @@ def test_pruning_on_the_way_is_pruning_at_the_end(bases: list[BaseFacts], rules:
     assert held == kept(bases, rules)
 
 
+@given(st.integers(1, 40), counts, st.integers(0, 40), st.integers(-9, 9))
+def test_a_clock_that_is_set_takes_no_hour_away(
+    number: int, count: int, newer: int, jump: int
+) -> None:
+    """Three bases an hour; whatever hours were seen before it was set, those behind it keep their own."""
+    bases = [
+        BaseFacts(step, step * HOUR / 3 + jump * HOUR * (place < newer))
+        for place, step in enumerate(range(number, 0, -1))
+    ]
+    stays = kept(bases, Rules(keep_last=1, keep_hourly=count))
+    behind = [b.step for b in bases[:newer] if b.step % 3 == 0]  # the first of an hour
+    assert set(behind[:count]) <= {b.step for b in stays}
+    assert len(stays) <= 1 + count
+
+
 @given(histories(), rules)
 def test_slots_stay_with_the_last_and_with_tags(bases: list[BaseFacts], rules: Rules) -> None:
     for place, verdict in enumerate(judge(bases, rules, 0)):

@@ -157,7 +157,7 @@ class _Bench:
             self._spans = set()
             gc.collect()
             seconds = self._timed(run, self._steps)
-            ended = time.time()
+            ended = time.monotonic()
             self._look(run)
             return _Window(seconds, seconds_lost(seconds, ended, sorted(self._spans)))
 

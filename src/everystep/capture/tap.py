@@ -303,7 +303,7 @@ class Tap:
             rng=rng,
             state=state if state != self._last_state else b"",
             groups=tuple(changed),
-            time_ns=time.time_ns(),
+            time_ns=time.monotonic_ns(),
             metric=self._user_state.metric,
             pending=pending,
         )

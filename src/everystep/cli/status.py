@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from everystep.core.cadence import age_seconds
 from everystep.core.status import summary
 from everystep.errors import EverystepError, NotARun, StoreError
 from everystep.lane.control import AskStatus, ask
@@ -58,7 +59,7 @@ def _from_store(run: Path) -> dict[str, Any]:
         "trainer_pid": None,
         "shadow_step": None,
         "durable_step": newest.entry.step if newest else None,
-        "durable_age_seconds": time.time() - newest.entry.time if newest else None,
+        "durable_age_seconds": age_seconds(newest.entry.time, time.time()) if newest else None,
         "epoch": newest.epoch if newest else None,
         "exactness": exactness,
         "health": "degraded" if problems else "ok",

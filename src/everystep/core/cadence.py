@@ -7,6 +7,15 @@ from collections.abc import Callable
 
 from everystep.options import Options, duration_seconds
 
+_ABSURD_SECONDS = 10 * 365 * 86400.0
+
+
+def age_seconds(written: float, now: float) -> float | None:
+    """How old something is that another process wrote, by the wall clock; None: the clock was set meanwhile,
+    and nobody knows. Whoever waits for a certain age then waits no longer."""
+    age = now - written
+    return age if 0 <= age < _ABSURD_SECONDS else None
+
 
 def base_is_due(
     options: Options, *, step: int, durable_step: int | None, seconds_since_base: float

@@ -100,7 +100,7 @@ class Seal(msgspec.Struct, frozen=True, tag="seal", array_like=True, gc=False):
     rng: bytes
     state: bytes
     groups: tuple[bytes, ...]
-    time_ns: int
+    time_ns: int  # by the clock that only goes forward, the same one in all processes of a host
     metric: float | None = None  # what the user reported last
     pending: Presence = Presence()
 

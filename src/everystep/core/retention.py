@@ -95,5 +95,7 @@ def _periods(bases: Sequence[BaseFacts], rules: Rules) -> Iterable[tuple[str, li
 
 
 def _first_of_each(periods: Sequence[Hashable]) -> list[int]:
-    """The place of the oldest base in every period, newest period first; bases come newest first."""
-    return list({period: place for place, period in enumerate(periods)}.values())
+    """The place of the oldest base in every period, newest period first; bases come newest first. A period
+    that comes again, because the clock was set back, is another one."""
+    older = [*periods[1:], None]
+    return [place for place, period in enumerate(periods) if period != older[place]]

@@ -63,6 +63,7 @@ class Manifest(msgspec.Struct, frozen=True):
     rules: Rules = Rules()  # what this writer keeps
     token: str = ""  # tells this epoch from one of the same number, claimed on another host
     opened: float = 0.0  # when it was claimed
+    lived: float = 0.0  # seconds from then to when this was written, by a clock that never jumps
     closed: float = 0.0  # when its trainer ended well; 0: it still lives, or something failed
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import time
 
 from everystep.core.cadence import base_is_due
 from everystep.lane.host import read_facts
@@ -102,7 +101,7 @@ class Keeper:
             self.options,
             step=self._intake.step,
             durable_step=state.durable.step if state.durable else None,
-            seconds_since_base=time.time() - state.durable_time,
+            seconds_since_base=state.durable_age_seconds,
         )
         # what failed is tried until it is done, and a log with a gap is good for nothing but behind a base
         failed = bool(state.problem) or log_broken

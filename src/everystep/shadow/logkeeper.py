@@ -46,7 +46,7 @@ class LogKeeper:
         self._failures, self._retry_at = 0, 0.0
         self.step: int | None = None  # the newest record that is on the disk
         self.end: LogEnd | None = None  # where that record ends: up to there the log can be shipped
-        self.time = 0.0
+        self.written_at = 0.0  # by the monotonic clock
         self.bytes_written = 0
         self.writes, self.write_seconds = 0, 0.0
         self.spans = Spans()
@@ -164,7 +164,7 @@ class LogKeeper:
         self.bytes_written += self._writer.append(batch)
         self.write_seconds += time.monotonic() - began
         self.writes += 1
-        self.step, self.time = batch[-1].step, time.time()
+        self.step, self.written_at = batch[-1].step, time.monotonic()
         self.end = LogEnd(*self._writer.end, self.step)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from everystep.core.cadence import retry_seconds
+from everystep.core.cadence import age_seconds, retry_seconds
 from everystep.core.census import Census
 from everystep.core.retention import Rules
 from everystep.errors import EverystepError, Fenced, StoreError
@@ -32,7 +33,7 @@ class PersistState(msgspec.Struct):
 
     epoch: int = 0
     durable: Point | None = None
-    durable_time: float = 0.0
+    durable_at: float = -math.inf  # by this process's monotonic clock; before all times: not known
     bytes_written: int = 0
     write_bytes_per_second: float = 0.0  # of the newest base
     bases: int = 0  # written beside the main thread
@@ -42,6 +43,11 @@ class PersistState(msgspec.Struct):
     retry_at: float = 0.0
     problem: str = ""
     fenced: bool = False
+
+    @property
+    def durable_age_seconds(self) -> float:
+        """Without end if nobody knows."""
+        return time.monotonic() - self.durable_at
 
 
 class Persister:
@@ -182,7 +188,7 @@ class Persister:
                 self.state,
                 epoch=self._writer.manifest.epoch,
                 durable=Point(newest.epoch, newest.step) if newest else None,
-                durable_time=newest.time if newest else 0.0,
+                durable_at=_monotonic(newest.time) if newest else -math.inf,
                 problem="",
                 failures=0,
             )
@@ -199,7 +205,7 @@ class Persister:
         self.state = msgspec.structs.replace(
             self.state,
             durable=Point(self._writer.manifest.epoch, entry.step),
-            durable_time=entry.time,
+            durable_at=time.monotonic(),
             bytes_written=self.state.bytes_written + entry.new_bytes,
             write_bytes_per_second=entry.new_bytes / seconds,
             failures=0,
@@ -227,6 +233,12 @@ class Persister:
             )
 
 
+def _monotonic(written: float) -> float:
+    """A wall time of another process on our own clock."""
+    age = age_seconds(written, time.time())
+    return -math.inf if age is None else time.monotonic() - age
+
+
 def _state_of_store(run: Path, continues: Point | None) -> PersistState:
     """What the run's store already holds when a shadow starts; trouble shows at the first claim."""
     try:
@@ -237,4 +249,4 @@ def _state_of_store(run: Path, continues: Point | None) -> PersistState:
         )
     except (OSError, EverystepError, StopIteration):
         return PersistState()
-    return PersistState(durable=newest.point, durable_time=newest.entry.time)
+    return PersistState(durable=newest.point, durable_at=_monotonic(newest.entry.time))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
@@ -45,14 +46,14 @@ def describe_store(persister: Persister, log: LogKeeper | None, shipper: Shipper
     """What is durable, by bases or by the log behind them, and at which rate the disk is worn."""
     state = persister.state
     elapsed = max(time.monotonic() - persister.started, 60.0)
-    step, written = (state.durable.step, state.durable_time) if state.durable else (None, 0.0)
+    step, age = state.durable.step if state.durable else None, state.durable_age_seconds
     if step is not None and log is not None and log.reaches(step) > step:
-        step, written = log.reaches(step), log.time
+        step, age = log.reaches(step), time.monotonic() - log.written_at
     total = state.bytes_written + (log.bytes_written if log else 0)
     return {
         "epoch": state.epoch or None,
         "durable_step": step,
-        "durable_age_seconds": None if step is None else time.time() - written,
+        "durable_age_seconds": age if step is not None and math.isfinite(age) else None,
         "based_step": state.durable.step if state.durable else None,
         "bases_written": state.bases,
         "durable_bytes": total,

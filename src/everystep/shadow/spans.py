@@ -1,4 +1,4 @@
-"""When a writer was at work: its last few spans, in the time of the clock that seals carry."""
+"""When a writer was at work: its last few spans, by the clock that seals carry, which never jumps."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Spans:
     def begin(self) -> None:
         """From now on, unless it is at work already."""
         if not self._spans or self._spans[-1][1] != _STILL:
-            self._spans.append((time.time_ns(), _STILL))
+            self._spans.append((time.monotonic_ns(), _STILL))
 
     def end(self) -> None:
         if self._spans:
-            self._spans[-1] = (self._spans[-1][0], time.time_ns())
+            self._spans[-1] = (self._spans[-1][0], time.monotonic_ns())
 
     @property
     def ended(self) -> list[tuple[float, float]]:

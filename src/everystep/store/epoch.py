@@ -26,6 +26,7 @@ class EpochWriter:
     ) -> None:
         self._run = run
         self._rules = rules
+        self._opened = time.monotonic()
         self.manifest: Manifest = claim_epoch(run, continues, rules, behind=behind)
         """What counts in our epoch; `previous` is the newest base of the run's lineage."""
         self.previous = self._newest_index()
@@ -44,11 +45,11 @@ class EpochWriter:
             )
             check_fence(self._run, self.manifest.epoch)
             manifest = msgspec.structs.replace(self.manifest, bases=(*self.manifest.bases, entry))
-            write_manifest(self._run, manifest)
+            self._write(manifest)
         except OSError:
             shutil.rmtree(folder, ignore_errors=True)
             raise
-        self.manifest, self.previous = manifest, index
+        self.previous = index
         return entry
 
     def close(self) -> None:
@@ -105,6 +106,8 @@ class EpochWriter:
         return lineage
 
     def _write(self, manifest: Manifest) -> None:
+        lived = time.monotonic() - self._opened
+        manifest = msgspec.structs.replace(manifest, lived=lived)
         write_manifest(self._run, manifest)
         self.manifest = manifest
 

@@ -11,6 +11,8 @@ from everystep.format.base import Manifest
 from everystep.store import layout
 from everystep.store.runs import read_manifest
 
+_LOGGED_SECONDS_MAX = 86400.0  # behind a base; more than that tells of a clock that was set
+
 
 def lives_of(run: Path, *, newest_lives: bool) -> list[Life]:
     """Oldest first. Epochs that cannot be read, or from before their times were written down, say nothing."""
@@ -21,15 +23,22 @@ def lives_of(run: Path, *, newest_lives: bool) -> list[Life]:
         except StoreError:
             continue
         if manifest is not None and manifest.opened:
-            seconds = max(0.0, _last_seen(run, manifest) - manifest.opened)
             lives = newest_lives and place == 0
-            found.append(Life(seconds, failed=not manifest.closed and not lives))
+            found.append(Life(_seconds(run, manifest), failed=not manifest.closed and not lives))
     return found[::-1]
 
 
-def _last_seen(run: Path, manifest: Manifest) -> float:
-    times = [manifest.opened, manifest.closed, *(entry.time for entry in manifest.bases)]
-    for segment in layout.segments(run, manifest.epoch)[-1:]:
-        with contextlib.suppress(FileNotFoundError):
-            times.append(segment.stat().st_mtime)
-    return max(times)
+def _seconds(run: Path, manifest: Manifest) -> float:
+    """What its writer measured by a clock that never jumps, and how much longer it went on logging."""
+    lived = manifest.lived
+    if not lived and manifest.bases:  # from before that was measured
+        lived = max(0.0, manifest.bases[-1].time - manifest.opened)
+    written = _modified(layout.epoch_dir(run, manifest.epoch) / layout.MANIFEST)
+    logged = max(map(_modified, layout.segments(run, manifest.epoch)), default=0.0)
+    return lived + min(max(0.0, logged - written), _LOGGED_SECONDS_MAX)
+
+
+def _modified(path: Path) -> float:
+    with contextlib.suppress(FileNotFoundError):
+        return path.stat().st_mtime
+    return 0.0

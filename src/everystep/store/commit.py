@@ -64,9 +64,9 @@ def write_blocks(path: Path, blocks: Iterable[bytes | memoryview]) -> tuple[int,
 
 
 def write_document(path: Path, data: bytes) -> None:
-    """Replace a small file atomically and durably."""
+    """Replace a small file atomically and durably. The umask says who may read it, as everywhere in a run."""
     temporary = path.with_name(f"{TEMPORARY_PREFIX}{path.name}-{os.getpid()}")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     try:
         _write_all(fd, memoryview(data))
         crash_point("manifest_written")

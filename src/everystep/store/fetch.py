@@ -178,7 +178,7 @@ def _new_file(path: Path, better: Callable[[Path], int] | None = None) -> Iterat
     """A descriptor to write to; the file takes its place when it is whole and synced, and better than the one
     that is there, if that is asked."""
     temporary = path.with_name(f"{_half_prefix()}{os.getpid()}-{path.name}")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     try:
         yield fd
         os.fsync(fd)

@@ -147,9 +147,9 @@ def go_buffered(fd: int) -> bool:
 def _open_direct(path: Path) -> tuple[int, bool]:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
-        return os.open(path, flags | os.O_DIRECT, 0o644), True
+        return os.open(path, flags | os.O_DIRECT, 0o666), True
     except OSError as error:
         if error.errno not in REFUSED:
             raise
         path.unlink(missing_ok=True)  # a refused open may leave an empty file behind
-        return os.open(path, flags, 0o644), False
+        return os.open(path, flags, 0o666), False

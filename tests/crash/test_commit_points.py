@@ -6,6 +6,8 @@ next epoch goes on.
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
 import subprocess
 import sys
@@ -14,11 +16,11 @@ from pathlib import Path
 import pytest
 
 from everystep.core.retention import Rules
-from everystep.errors import Fenced
+from everystep.errors import Fenced, StoreError
 from everystep.format.log import census_digest
 from everystep.recover.find import find_newest
 from everystep.store import epoch as epoch_module
-from everystep.store import layout
+from everystep.store import layout, once
 from everystep.store.commit import CRASH_POINTS, LOG_CRASH_POINTS
 from everystep.store.epoch import EpochWriter
 from everystep.store.log_reader import read_log
@@ -98,7 +100,7 @@ def test_killed_at_first_base(tmp_path: Path) -> None:
 LOGGER = """
 import os, sys
 from pathlib import Path
-from everystep.store import layout
+from everystep.store import layout, once
 from everystep.format.log import LoggedRecord
 from everystep.store.log import LogWriter
 run = Path(sys.argv[1])
@@ -171,9 +173,19 @@ def test_a_damaged_older_base_does_not_stop_the_writer(tmp_path: Path) -> None:
     assert verify_run(run).problems == []
 
 
-def test_racing_claims_get_different_numbers(tmp_path: Path) -> None:
+REFUSE_LINKS = """
+import errno, os
+def refuse(*_):
+    raise OSError({0}, os.strerror({0}))
+os.link = refuse
+"""
+
+
+@pytest.mark.parametrize("refusal", [0, errno.EPERM, errno.EOPNOTSUPP])
+def test_racing_claims_get_different_numbers(refusal: int, tmp_path: Path) -> None:
+    """Also where hard links are refused."""
     run = tmp_path / "run"
-    code = (
+    code = (REFUSE_LINKS.format(refusal) if refusal else "") + (
         "import sys, time; from pathlib import Path; from everystep.store.runs import claim_epoch\n"
         "run, go = Path(sys.argv[1]), Path(sys.argv[2])\n"
         "while not go.exists(): time.sleep(0.001)\n"
@@ -190,6 +202,24 @@ def test_racing_claims_get_different_numbers(tmp_path: Path) -> None:
     numbers = [line.split()[0] for line in lines]
     assert len(numbers) == len(set(numbers)) == 40
     assert len({line.split()[1] for line in lines}) == 1, "two runs were made of one directory"
+
+
+def test_a_creator_that_died_where_links_are_refused_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    monkeypatch.setattr(once, "_LOCKED_SECONDS_MAX", 0.1)
+    lock = tmp_path / f"{layout.TEMPORARY_PREFIX}{layout.RUN_DOCUMENT}-lock"
+    lock.touch()
+    with pytest.raises(StoreError, match=f"remove {lock}"):
+        create_run(tmp_path)
+    assert "Operation not permitted" in caplog.text
+    lock.unlink()
+    assert create_run(tmp_path) == create_run(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [layout.RUN_DOCUMENT]
 
 
 def test_a_run_that_is_created_just_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from everystep.format.base import BaseEntry, Manifest, Point, RunDocument
 from everystep.format.document import pack_document, unpack_document
 from everystep.store import layout
 from everystep.store.commit import make_dirs, sync_dir, write_document
+from everystep.store.once import put_once
 
 _DEFAULT_RULES = Rules()
 
@@ -68,16 +69,10 @@ def create_run(run: Path, given: RunDocument | None = None) -> RunDocument:
             with contextlib.suppress(PermissionError):
                 sync_dir(parent)
         created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        data = pack_document("run", given or RunDocument(uuid.uuid4().hex, created))
-        temporary = run / f"{layout.TEMPORARY_PREFIX}run-{os.getpid()}"
-        write_document(temporary, data)
-        try:
-            os.link(temporary, run / layout.RUN_DOCUMENT)
-        except FileExistsError:
-            pass
-        finally:
-            temporary.unlink()
-        sync_dir(run)
+        put_once(
+            run / layout.RUN_DOCUMENT,
+            pack_document("run", given or RunDocument(uuid.uuid4().hex, created)),
+        )
         document = read_run(run)
         assert document is not None
     return document

@@ -35,6 +35,7 @@ from everystep.recover.meet import shadow_of
 from everystep.store import layout
 from everystep.store.bases import BaseReader, read_index
 from everystep.store.log_reader import LogReader, read_log
+from everystep.store.reach import describe_reachable, reachable
 from everystep.store.runs import Candidate, Lineage, identify, read_lineage, read_manifest
 
 log = logging.getLogger(__name__)
@@ -90,7 +91,7 @@ def find_newest(
     problems: list[str] = []
     lineage = Lineage("", [], [])
     known = identify(run)[0] is not None
-    found = held = None
+    found = held = in_memory = None
     if card is not None and folder is not None:
         found, card, held = _from_living(card, run, folder, problems)
         known = identify(run)[0] is not None
@@ -101,11 +102,14 @@ def find_newest(
         newest = lineage.candidates[0].entry.step if lineage.candidates else -1
         if found.point.step == step or (step is None and found.point.step >= newest):
             return found, card
+        in_memory = found.point.step
         found.close()
     on_the_way = on_the_way and step is None
     stored = _from_store(run, lineage, problems, step, exact, on_the_way)
     if held is not None and step is None:
         _check_last_words(run, stored, held, problems)
+    if stored is None and step is not None:
+        _refuse_unknown_step(run, lineage, step, in_memory)
     return stored, card
 
 
@@ -253,18 +257,26 @@ def _from_store(
                     f'those of step {candidate.entry.step} (residuals="exact" resumes there instead)'
                 )
             return _found_base(reader, session, behind, problems)
-    if step is not None and all(c.entry.step != step for c in whole):
-        kept = sorted({c.entry.step for c in whole})
-        if any(c.entry.step == step for c in lineage.candidates):
-            raise StepUnavailable(
-                f"step {step} of {run}: only its weights are retained, not its optimizer slots",
-                hint=f"everystep export gives the weights; whole are bases of steps {kept or 'none'}",
-            )
-        raise StepUnavailable(
-            f"step {step} of {run}: not retained",
-            hint=f"retained are bases of steps {kept or 'none'}, and what the log holds behind them",
-        )
     return None
+
+
+def _refuse_unknown_step(run: Path, lineage: Lineage, step: int, in_memory: int | None) -> None:
+    """Say which steps can be had; a base of this one that is damaged is the caller's to tell."""
+    if any(c.entry.step == step and not c.weights_only for c in lineage.candidates):
+        return
+    bases, steps = reachable(run, lineage)
+    others = describe_reachable(bases, steps, in_memory)
+    if step in steps:
+        raise StepUnavailable(
+            f"step {step} of {run}: the log before it is damaged",
+            hint=f"everystep verify says where; damage aside, {others}",
+        )
+    if any(c.entry.step == step for c in lineage.candidates):
+        raise StepUnavailable(
+            f"step {step} of {run}: only its weights are retained, not its optimizer slots",
+            hint=f"everystep export gives the weights; {others}",
+        )
+    raise StepUnavailable(f"step {step} of {run}: not retained", hint=others)
 
 
 def _read(

@@ -374,7 +374,7 @@ class Shadow:
         return True
 
     def _answer_stop(self, route: list[bytes], failures: int) -> bool:
-        if self._trainer_alive and not _exited(self._trainer_fd):
+        if self._trainer_alive and not self._trainer.gone:
             self.control.answer(route, control.Answer(error="its trainer lives"))
             return True
         if self._trainer_alive or not self._drained:

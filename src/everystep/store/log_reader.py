@@ -66,6 +66,10 @@ class LogReader:
     def __len__(self) -> int:
         return sum(len(segment.heads) for segment in self._segments)
 
+    @property
+    def steps(self) -> list[int]:
+        return [head.step for segment in self._segments for head in segment.heads]
+
     def __iter__(self) -> Iterator[LoggedRecord]:
         """CorruptData in place of one that is damaged."""
         for segment in self._segments:

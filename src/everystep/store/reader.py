@@ -9,6 +9,7 @@ from everystep.errors import NothingToRecover, StepUnavailable, StoreError, Unkn
 from everystep.format import values
 from everystep.format.base import BaseIndex
 from everystep.store.bases import BaseReader, read_index
+from everystep.store.reach import listed
 from everystep.store.runs import Candidate, read_lineage
 from everystep.store.tags import LATEST, read_tags
 from everystep.store.tiers import bring, locate
@@ -65,9 +66,16 @@ class StoredRun:
         if found is None:
             raise StepUnavailable(
                 f"{'step' if which.isdecimal() else 'tag'} {which} of {self.path}: not retained",
-                hint=f"retained steps: {self.steps}; tags: {', '.join(self.tags) or 'none'}",
+                hint=f"{self._readable}; tags: {', '.join(self.tags) or 'none'}",
             )
         return found
+
+    @property
+    def _readable(self) -> str:
+        bases = listed(map(str, self.steps))
+        return (
+            f"bases of steps {bases}; steps that a log holds behind them are for everystep restore"
+        )
 
     def index(self, step: int | None = None) -> BaseIndex:
         """Atoms, files and checksums of a step (default: the newest readable)."""
@@ -81,9 +89,7 @@ class StoredRun:
                     if step is not None:
                         raise
         if step is not None:
-            raise StepUnavailable(
-                f"step {step} of {self.path}: not retained", hint=f"retained steps: {self.steps}"
-            )
+            raise StepUnavailable(f"step {step} of {self.path}: not retained", hint=self._readable)
         raise NothingToRecover(f"run {self.path}: no valid base")
 
     def tensors(self, step: int | None = None) -> dict[str, np.ndarray]:

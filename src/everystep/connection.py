@@ -11,6 +11,7 @@ from pathlib import Path
 
 from everystep.core.census import Census
 from everystep.core.geometry import Geometry, replica_bytes, ring_geometry
+from everystep.core.limits import limits_of
 from everystep.core.retention import rules_of
 from everystep.core.survival import Facts, survival
 from everystep.errors import NotEnoughMemory
@@ -119,6 +120,7 @@ def connect(
             mtbf=options.mtbf,
             idle_exit=options.idle_exit,
             arena_dir=options.arena_dir,
+            limits=limits_of(options),
             bucket=options.bucket,
             bucket_bytes_per_second=options.bucket_bytes_per_second,
         )

@@ -13,6 +13,7 @@ from everystep.errors import OptionsError
 AUTO = "auto"
 _UNITS_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _BEST = re.compile(r"([1-9]\d*)\s+(lowest|highest)")
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgtp])(i?))?b?")
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd])")
 
 
@@ -61,6 +62,14 @@ class Options:
     """Optimizer slots stay with so many of the last bases, weights with all that are kept; 0: with all."""
     idle_exit: str = "1h"
     """How long a shadow without a trainer keeps serving before it goes away."""
+    store_quota: str | int = 0
+    """The most that the run's directory may hold ("200GB", or bytes): older bases go early, tags stay; 0: no
+    limit."""
+    disk_bytes_per_second: str | int = 0
+    """The most that bases and log together write in a second ("500MB", or bytes); 0: no limit."""
+    disk_bytes_per_day: str | int = 0
+    """The most that they write in 24 hours: bases come less often. The first base, last words, and what flush
+    and close ask for are written all the same; 0: no limit."""
     bucket: str | None = None
     """URL of a bucket that is kept behind the run's directory (s3://, gs://, az://, file://)."""
     bucket_bytes_per_second: int = 0
@@ -103,6 +112,8 @@ class Options:
                 raise OptionsError(f"option {name}: {count!r}, expected a number >= 0")
         if self.keep_best:
             best_of(self.keep_best)
+        for name in ("store_quota", "disk_bytes_per_second", "disk_bytes_per_day"):
+            size_bytes(name, getattr(self, name))
 
 
 def resolve(given: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Options:
@@ -144,6 +155,19 @@ def duration_seconds(name: str, text: str) -> float:
             f"option {name}: {text!r} is not a duration", hint='write "30s", "10m" or "2h"'
         )
     return float(match[1]) * _UNITS_SECONDS[match[2]]
+
+
+def size_bytes(name: str, value: str | int) -> int:
+    """A number of bytes, or '200GB', '1.5 TiB', '64k' as one: B, kB, MB… are powers of 1000, KiB… of 1024."""
+    match = _SIZE.fullmatch(value.strip().lower()) if isinstance(value, str) else None
+    if match is not None:
+        base = 1024 if match[3] == "i" else 1000
+        return int(float(match[1]) * base ** " kmgtp".index(match[2] or " "))
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise OptionsError(
+            f"option {name}: {value!r} is not a number of bytes", hint='write "200GB", or bytes'
+        )
+    return value
 
 
 def best_of(text: str) -> tuple[int, bool]:

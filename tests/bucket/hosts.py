@@ -18,7 +18,8 @@ from everystep.store.bases import read_index
 from everystep.store.bucket import Bucket
 from everystep.store.bucket_commits import read_newest
 from everystep.store.fetch import fetch_documents
-from everystep.store.ship import BaseShipper, Throttle
+from everystep.store.meter import Throttle
+from everystep.store.ship import BaseShipper
 from everystep.store.tiers import bring
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import shutil
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -23,9 +22,10 @@ from everystep.store.bucket_commits import commit_numbers, read_newest
 from everystep.store.fetch import fetch_documents
 from everystep.store.log import LogWriter
 from everystep.store.log_reader import read_log
+from everystep.store.meter import Throttle
 from everystep.store.reader import open_run
 from everystep.store.runs import read_lineage
-from everystep.store.ship import BaseShipper, Throttle
+from everystep.store.ship import BaseShipper
 from everystep.store.ship_log import LogEnd, LogShipper
 from everystep.store.tags import read_tags, remove_tag, set_tag
 from everystep.store.tiers import bring, local_dir, locate
@@ -390,11 +390,13 @@ def test_the_writer_goes_on_while_somebody_fetches(
     assert load(tmp_path / "b") == 3
 
 
-def test_what_is_sent_keeps_below_a_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_sent_keeps_below_a_rate() -> None:
     now = [100.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
-    throttle, free = Throttle(1000), Throttle(0)
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    throttle, free = (Throttle(rate, lambda: now[0], sleep) for rate in (1000, 0))
     for size in (500, 2500, 1000):
         throttle(size)
     assert now[0] == 104.0 and throttle.total == 4000

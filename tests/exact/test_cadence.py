@@ -88,3 +88,25 @@ def test_a_base_written_before_the_clock_was_set_back_does_not_stop_others(tmp_p
             assert time.monotonic() < deadline, status
             time.sleep(0.02)
     assert all(age is None or age >= 0 for age in ages), ages
+
+
+def test_limits_reach_the_shadow_and_it_tells_what_they_hold_up(tmp_path: Path) -> None:
+    job = build()
+    options = {"store_quota": "1MB", "disk_bytes_per_second": "50MB", "disk_bytes_per_day": 100}
+    with everystep.attach(
+        job.model, job.optimizer, run=tmp_path / "run", durable_every=1, **options
+    ) as training:
+        deadline = time.monotonic() + 30
+        for step in training.steps(1_000_000):
+            job.turn(step)
+            status = training.status()
+            if "disk_bytes_per_day (100 B)" in status["problem"]:
+                break
+            assert time.monotonic() < deadline, status
+            time.sleep(0.02)
+        assert status["health"] == "degraded" and status["limits"]["written_last_day_bytes"] > 100
+        assert status["limits"]["store_quota"] == 1_000_000 > status["limits"]["store_bytes"] > 0
+        assert status["limits"]["disk_bytes_per_second"] == 50_000_000
+        held_up = status["based_step"]
+        training.flush(30)
+        assert training.status()["based_step"] == training.step > held_up

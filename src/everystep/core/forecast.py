@@ -51,7 +51,8 @@ def check_fits(run: str, census: Census, free_bytes: int) -> None:
     if need > free_bytes:
         raise NotEnoughDisk(
             f"attach {run}: a base takes {size(need)} at least, {size(free_bytes)} are free",
-            hint="free space, give another run=, or everystep prune older runs on this disk",
+            hint="free space, raise store_quota if there is one, give another run=, or everystep prune older "
+            "runs on this disk",
         )
 
 

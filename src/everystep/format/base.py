@@ -64,6 +64,7 @@ class Manifest(msgspec.Struct, frozen=True):
     token: str = ""  # tells this epoch from one of the same number, claimed on another host
     opened: float = 0.0  # when it was claimed
     lived: float = 0.0  # seconds from then to when this was written, by a clock that never jumps
+    written: int = 0  # bytes of bases and log that its writer had written then
     closed: float = 0.0  # when its trainer ended well; 0: it still lives, or something failed
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
+from collections.abc import Callable
 
 from everystep.core.cadence import base_is_due
+from everystep.core.sizes import size
 from everystep.lane.host import read_facts
 from everystep.options import Options
 from everystep.shadow.copies import BaseCopy, Room
@@ -14,6 +17,8 @@ from everystep.shadow.persist import Persister
 from everystep.store.bases import Snapshot, SnapshotTensor
 
 log = logging.getLogger(__name__)
+
+_TELL_SECONDS = 300.0  # from one warning of a limit to the next
 
 
 class Keeper:
@@ -26,6 +31,9 @@ class Keeper:
         self._parted_at: int | None = None
         self.wanted: BaseCopy | None = None  # the next pass over the state should fill it
         self._aside: BaseCopy | None = None  # being filled beside the main thread
+        self.delayed = ""  # which limit holds the next base up
+        self._tell_at = 0.0
+        self._begun = (0, 0.0)  # step and time of the base that is written
 
     @property
     def has_news(self) -> bool:
@@ -73,10 +81,10 @@ class Keeper:
             return
         if wanted.filled:
             self.wanted, self._writes_in_place = None, False
-            self._persister.start(wanted.snapshot)
+            self._write(wanted.snapshot)
         elif wanted.overdue:
             self.wanted, self._aside, self._writes_in_place = None, wanted, False
-            self._persister.start(wanted.snapshot, before=wanted.aside)
+            self._write(wanted.snapshot, before=wanted.aside)
 
     def write_now(self) -> None:
         """Make the newest state durable before anything else happens."""
@@ -92,6 +100,8 @@ class Keeper:
             return  # it is under way
         if state.fenced:
             self._room = None
+        if self._persister.busy:
+            self._look_at_rate()
         if not (self._persister.may_try or (asked and self._persister.idle)):
             return
         if not state.epoch:
@@ -105,7 +115,9 @@ class Keeper:
         )
         # what failed is tried until it is done, and a log with a gap is good for nothing but behind a base
         failed = bool(state.problem) or log_broken
-        if self.has_news and (asked or last_words or due or failed):
+        self.delayed = self.delayed if due or failed else ""
+        if self.has_news and (asked or last_words or ((due or failed) and self._is_allowed())):
+            self.delayed = ""
             self.wanted = None
             copy = moving and self._can_afford_copy()
             if copy and not asked and not self._room_is_ready():
@@ -115,14 +127,48 @@ class Keeper:
             if self.wanted is None:
                 self._start(copy=copy)
 
+    def _is_allowed(self) -> bool:
+        """Whether a day's limit has room for a base. The first one and what was begun are not held up."""
+        meter, durable = self._persister.meter, self._persister.state.durable
+        limit = meter.limits.disk_bytes_per_day
+        if not limit or durable is None or self._room is not None:
+            return True
+        need = self._changed_bytes()
+        pause = meter.seconds_until(need)
+        if pause != 0:
+            when = "there is never room" if pause is None else f"for {pause / 60:.0f} min"
+            self._delay(
+                f"disk_bytes_per_day ({size(limit)}) holds up a base of {size(need)}: {when}"
+            )
+        return pause == 0
+
+    def _look_at_rate(self) -> None:
+        """Tell if bases are due faster than the limit of a second lets them be written."""
+        rate, (step, began) = self._persister.meter.limits.disk_bytes_per_second, self._begun
+        age = time.monotonic() - began
+        if rate and base_is_due(
+            self.options, step=self._intake.step, durable_step=step, seconds_since_base=age
+        ):
+            self._delay(f"disk_bytes_per_second ({size(rate)}) makes a base take {age:.0f} s")
+
+    def _delay(self, why: str) -> None:
+        self.delayed = f"{why}; raise it, or lengthen durable_every"
+        if time.monotonic() > self._tell_at:
+            self._tell_at = time.monotonic() + _TELL_SECONDS
+            log.warning("base_delayed step=%d %s", self._intake.step, self.delayed)
+
     def _start(self, *, copy: bool) -> None:
         self._aside = self._room_for_copy() if copy else None
         self._room = None
         self._writes_in_place = self._aside is None
         if self._aside is None:
-            self._persister.start(self._snapshot())
+            self._write(self._snapshot())
         else:
-            self._persister.start(self._aside.snapshot, before=self._aside.aside)
+            self._write(self._aside.snapshot, before=self._aside.aside)
+
+    def _write(self, snapshot: Snapshot, before: Callable[[], None] | None = None) -> None:
+        self._begun = (snapshot.step, time.monotonic())
+        self._persister.start(snapshot, before)
 
     def _room_is_ready(self) -> bool:
         """Have memory made for a copy, and replay go on meanwhile."""

@@ -15,12 +15,14 @@ from pathlib import Path
 from everystep.core.cadence import retry_seconds
 from everystep.core.census import Census
 from everystep.core.events import Event, Rebase, Seal
+from everystep.core.sizes import size
 from everystep.errors import EverystepError, Fenced
 from everystep.format.base import Point
 from everystep.format.log import LoggedRecord, census_digest
 from everystep.shadow.logcodec import LogCodec
 from everystep.shadow.spans import Spans
 from everystep.store.log import LogWriter
+from everystep.store.meter import Meter
 from everystep.store.ship_log import LogEnd
 
 log = logging.getLogger(__name__)
@@ -32,8 +34,9 @@ _PATIENCE_SECONDS = 1.0  # a batch that does not fill is written after this long
 class LogKeeper:
     """Owned by the main thread; `_write` runs in the writer's, one batch at a time."""
 
-    def __init__(self, run: Path, census: Census, batch: int) -> None:
+    def __init__(self, run: Path, census: Census, batch: int, meter: Meter | None = None) -> None:
         self._run, self._census, self.batch = run, census, batch
+        self._meter = meter or Meter()
         self.codec = LogCodec(census)
         self._waiting: list[LoggedRecord] = []
         self._bytes = 0
@@ -84,15 +87,20 @@ class LogKeeper:
         self._offered = seal.step
         if self._bytes + len(body) > _WAITING_BYTES_MAX and self._waiting:
             self._lose(self._waiting[0].after, seal.step, len(self._waiting) + 1)
-            self.problem = (
-                "the disk is slower than the records: the log goes on behind the next base"
-            )
+            self.problem = f"{self._slow}: the log goes on behind the next base"
             log.warning("log_let_go step=%d records=%d", seal.step, len(self._waiting) + 1)
             self._waiting, self._bytes = [], 0
             return
         self._since = self._since if self._waiting else time.monotonic()
         self._waiting.append(LoggedRecord(seal.step, seal.after, body))
         self._bytes += len(body)
+
+    @property
+    def _slow(self) -> str:
+        rate = self._meter.limits.disk_bytes_per_second
+        if not rate:
+            return "the disk is slower than the records"
+        return f"disk_bytes_per_second ({size(rate)}) is less than the records take, or the disk is slower"
 
     def write_in_batches(self, batch: int, patience_seconds: float) -> None:
         """From now on so many records at a time, and fewer only after this long; 0: none."""
@@ -156,10 +164,12 @@ class LogKeeper:
 
     def _write(self, run_id: str, epoch: int, batch: list[LoggedRecord]) -> None:
         if self._writer is None:
-            self._writer = LogWriter(self._run, run_id, epoch, census_digest(self._census))
+            census = census_digest(self._census)
+            self._writer = LogWriter(self._run, run_id, epoch, census, self._meter)
         if self._roll:
             self._roll = False
             self._writer.close()
+        self._meter.check_log(sum(len(record.body) for record in batch))
         began = time.monotonic()
         self.bytes_written += self._writer.append(batch)
         self.write_seconds += time.monotonic() - began

@@ -6,6 +6,7 @@ import msgspec
 
 from everystep.core.census import Census
 from everystep.core.geometry import Geometry
+from everystep.core.limits import Limits
 from everystep.core.retention import Rules
 from everystep.core.survival import Survival
 from everystep.errors import ProtocolMismatch
@@ -42,6 +43,7 @@ class Opening(msgspec.Struct, frozen=True):
     rules: Rules
     idle_exit: str
     arena_dir: str | None
+    limits: Limits = Limits()
     bucket: str | None = None
     bucket_bytes_per_second: int = 0
     protocol: int = PROTOCOL

@@ -12,11 +12,13 @@ import msgspec
 
 from everystep.core.census import Census
 from everystep.core.forecast import Forecast, base_bytes, forecast, record_bytes
+from everystep.core.limits import limits_of
 from everystep.core.retention import rules_of
 from everystep.errors import StoreError
 from everystep.format.base import BaseEntry
 from everystep.lane.host import disk_free_bytes
 from everystep.options import Options
+from everystep.store.meter import directory_bytes
 from everystep.store.runs import read_lineage
 
 log = logging.getLogger("everystep")
@@ -35,6 +37,8 @@ def look_ahead(
     with contextlib.suppress(StoreError):  # no run yet, or one whose trouble shows elsewhere
         entries = [candidate.entry for candidate in read_lineage(run).candidates]
     free = disk_free_bytes(run)
+    if quota := limits_of(options).store_quota:
+        free = min(free, max(0, quota - directory_bytes(run)))
     expected = entries[0].new_bytes if entries else base_bytes(census)
     return forecast(
         options,

@@ -22,7 +22,9 @@ from everystep.shadow.outlook import Outlook
 from everystep.shadow.spans import Spans
 from everystep.store.bases import Snapshot, SnapshotTensor
 from everystep.store.epoch import EpochWriter
+from everystep.store.history import written_lately
 from everystep.store.home import PUT_BACK, what_is_lost
+from everystep.store.meter import Meter
 from everystep.store.runs import read_lineage
 
 log = logging.getLogger(__name__)
@@ -53,10 +55,18 @@ class PersistState(msgspec.Struct):
 class Persister:
     """Owned by the main thread; `_write` runs in the writer's thread, one at a time."""
 
-    def __init__(self, run: Path, continues: Point | None, rules: Rules, run_id: str = "") -> None:
+    def __init__(
+        self,
+        run: Path,
+        continues: Point | None,
+        rules: Rules,
+        run_id: str = "",
+        meter: Meter | None = None,
+    ) -> None:
         """`run_id`: what the directory held at attach; empty: nothing, so that the run may be made."""
         self._run = run
         self._expected = run_id
+        self.meter = meter or Meter()
         self._continues = continues
         self._rules = rules
         self._writer: EpochWriter | None = None
@@ -152,6 +162,7 @@ class Persister:
 
     def write_now(self, snapshot: Snapshot) -> None:
         """Write in the caller's thread; the outcome is in `state`."""
+        self.meter.hurry = True
         self.wait()
         self._guarded(self._write, snapshot)
 
@@ -182,7 +193,8 @@ class Persister:
     def _claim(self) -> None:
         self.check_directory()
         if self._writer is None:
-            self._writer = EpochWriter(self._run, self._continues, self._rules)
+            self._writer = EpochWriter(self._run, self._continues, self._rules, meter=self.meter)
+            self.meter.remember(written_lately(self._run, self._writer.manifest.epoch))
             newest = self._writer.previous
             self.state = msgspec.structs.replace(
                 self.state,

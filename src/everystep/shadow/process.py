@@ -35,6 +35,7 @@ from everystep.shadow.replica import Replica
 from everystep.shadow.report import describe_intake, describe_store
 from everystep.shadow.shipper import Shipper
 from everystep.shadow.tuning import Tuning, first_batch, first_interval
+from everystep.store.meter import Meter
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +60,7 @@ class Shadow:
             durable_log=opening.durable_log,
             idle_exit=opening.idle_exit,
             arena_dir=opening.arena_dir,
+            **msgspec.structs.asdict(opening.limits),
         )
         self.replica = Replica(opening.census, opening.arena_dir)
         ring = RingReader(SharedMemory(opening.ring_fd), opening.geometry)
@@ -67,8 +69,9 @@ class Shadow:
         self.advances = Advances(opening, self.replica, self.intake)
         self._tail_memory: SharedMemory | None = None
         self._take_over()
+        meter = Meter(opening.limits)
         self.persister = Persister(
-            Path(opening.run), opening.continues, opening.rules, opening.run_id
+            Path(opening.run), opening.continues, opening.rules, opening.run_id, meter
         )
         self.presence = Presence(opening, self.persister)
         card = self.presence.card
@@ -77,7 +80,7 @@ class Shadow:
         )
         self.keeper = Keeper(self.options, self.intake, self.persister)
         self.log = (
-            LogKeeper(Path(opening.run), opening.census, first_batch(opening))
+            LogKeeper(Path(opening.run), opening.census, first_batch(opening), meter)
             if opening.durable_log
             else None
         )
@@ -459,7 +462,7 @@ class Shadow:
     @property
     def _trouble(self) -> str:
         logged = self.log.problem if self.log else ""
-        stored = self.presence.problem or self.persister.state.problem
+        stored = self.presence.problem or self.persister.state.problem or self.keeper.delayed
         return stored or self._problem or logged or self.shipper.problem
 
     # ------------------------------------------------------------------ the end

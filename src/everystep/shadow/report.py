@@ -62,6 +62,7 @@ def describe_store(persister: Persister, log: LogKeeper | None, shipper: Shipper
         "log_codec": f"{log.codec.how}, {log.codec.ratio:.2f} to 1" if log else "",
         "durable_write_bytes_per_second": state.write_bytes_per_second,
         "durable_bytes_per_day": total * _DAY_SECONDS / elapsed,
+        "limits": persister.meter.describe(),
         "writing": persister.busy,
         "written_between": persister.spans.ended,
         "bucket": shipper.describe(state, step),

@@ -17,7 +17,8 @@ from everystep.errors import EverystepError, Fenced
 from everystep.shadow.logkeeper import LogKeeper
 from everystep.shadow.persist import PersistState
 from everystep.store.bucket import Bucket
-from everystep.store.ship import BaseShipper, Throttle
+from everystep.store.meter import Throttle
+from everystep.store.ship import BaseShipper
 from everystep.store.ship_log import LogShipper
 
 log = logging.getLogger(__name__)

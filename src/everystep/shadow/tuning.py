@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import os
 import threading
 import time
@@ -102,7 +103,10 @@ class Tuning:
         machine = machine_of(
             measured,
             sync_seconds=self._disk.sync_seconds,
-            write_bytes_per_second=self._disk.write_bytes_per_second,
+            write_bytes_per_second=min(
+                self._disk.write_bytes_per_second,
+                self._opening.limits.disk_bytes_per_second or math.inf,
+            ),
             mtbf_seconds=self._mtbf.seconds,
             restart_seconds=_RESTART_SECONDS,
         )

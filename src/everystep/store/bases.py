@@ -27,11 +27,19 @@ from everystep.format.base import (
 )
 from everystep.format.document import pack_document, unpack_document
 from everystep.store import layout
-from everystep.store.commit import crash_point, make_dirs_in, sync_dir, write_blocks
+from everystep.store.commit import (
+    Turn,
+    at_once,
+    crash_point,
+    make_dirs_in,
+    sync_dir,
+    write_blocks,
+)
 from everystep.store.mapped import map_file, read_ahead
 from everystep.store.runs import Candidate
 from everystep.store.scan import scan
 
+_INDEX_BYTES, _TENSOR_BYTES = 16 << 10, 512
 _CHECKED_BYTES = 32 << 20  # a whole number of chunks
 
 
@@ -55,8 +63,23 @@ class Snapshot(NamedTuple):
     tail_steps: int
 
 
+def new_bytes(snapshot: Snapshot, previous: BaseIndex | None) -> int:
+    """About what `write_base` would write."""
+    known = {(t.atom, t.slot) for t in _reuse(snapshot, previous)[1]}
+    data = sum(len(t.data) for t in snapshot.tensors if (t.atom, t.slot) not in known)
+    session = msgspec.msgpack.encode(snapshot.session)
+    # names and places of tensors, and the checksums of chunks
+    index = _INDEX_BYTES + len(snapshot.tensors) * _TENSOR_BYTES + data // CHUNK_BYTES * 20
+    return data + len(session) + len(snapshot.tail) + index
+
+
 def write_base(
-    run: Path, run_id: str, epoch: int, snapshot: Snapshot, previous: BaseIndex | None
+    run: Path,
+    run_id: str,
+    epoch: int,
+    snapshot: Snapshot,
+    previous: BaseIndex | None,
+    turn: Turn = at_once,
 ) -> tuple[BaseEntry, BaseIndex]:
     """Put a snapshot on the disk, synced. It counts only once a manifest names it.
 
@@ -74,11 +97,12 @@ def write_base(
         (layout.SLOTS, [t for t in fresh if t.slot]),
     ):
         if part:
-            tensors += _write_tensors(run, folder / name, part, snapshot.census, files)
-    session = _write_file(
-        run, folder / layout.SESSION, [msgspec.msgpack.encode(snapshot.session)], files
-    )
-    tail = _write_file(run, folder / layout.TAIL, [snapshot.tail], files) if snapshot.tail else None
+            tensors += _write_tensors(run, folder / name, part, snapshot.census, files, turn)
+    values = msgspec.msgpack.encode(snapshot.session)
+    session = _write_file(run, folder / layout.SESSION, [values], files, turn)
+    tail = None
+    if snapshot.tail:
+        tail = _write_file(run, folder / layout.TAIL, [snapshot.tail], files, turn)
     crash_point("data_synced")
     index = BaseIndex(
         run_id=run_id,
@@ -93,7 +117,7 @@ def write_base(
         time=time.time(),
     )
     data = pack_document("base", index)
-    write_blocks(folder / layout.INDEX, [data])
+    write_blocks(folder / layout.INDEX, [data], turn)
     sync_dir(folder)
     crash_point("index_written")
     new_bytes = len(data) + sum(file.bytes for file in files[before:])
@@ -132,14 +156,19 @@ def _reuse(
 
 
 def _write_tensors(
-    run: Path, path: Path, part: list[SnapshotTensor], census: Census, files: list[StoredFile]
+    run: Path,
+    path: Path,
+    part: list[SnapshotTensor],
+    census: Census,
+    files: list[StoredFile],
+    turn: Turn,
 ) -> list[StoredTensor]:
     # widest elements first keeps every tensor aligned, as safetensors asks for
     part = sorted(part, key=lambda t: -ELEMENT_TYPES[t.dtype].bytes)
     header = safetensors_header(
         [(_tensor_name(census, t), t.dtype, t.shape, len(t.data)) for t in part]
     )
-    file = _write_file(run, path, [header, *(t.data for t in part)], files)
+    file = _write_file(run, path, [header, *(t.data for t in part)], files, turn)
     stored, cursor = [], len(header)
     for t in part:
         stored.append(
@@ -155,9 +184,13 @@ def _tensor_name(census: Census, tensor: SnapshotTensor) -> str:
 
 
 def _write_file(
-    run: Path, path: Path, blocks: Iterable[bytes | memoryview], files: list[StoredFile]
+    run: Path,
+    path: Path,
+    blocks: Iterable[bytes | memoryview],
+    files: list[StoredFile],
+    turn: Turn,
 ) -> int:
-    size, chunks = write_blocks(path, blocks)
+    size, chunks = write_blocks(path, blocks, turn)
     files.append(StoredFile(str(path.relative_to(run)), size, chunks))
     return len(files) - 1
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import xxhash
@@ -16,6 +16,7 @@ from everystep.format.base import CHUNK_BYTES
 from everystep.store.layout import TEMPORARY_PREFIX
 from everystep.store.stream import StreamWriter
 
+Turn = Callable[[int], None]
 CRASH_POINTS = (
     "base_begun",
     "data_half_written",
@@ -36,8 +37,15 @@ def crash_point(name: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def write_blocks(path: Path, blocks: Iterable[bytes | memoryview]) -> tuple[int, tuple[str, ...]]:
-    """Stream blocks into a new file, sync it, and return its length and chunk checksums."""
+def at_once(size: int) -> None:
+    """Bytes that nobody counts wait for nothing."""
+
+
+def write_blocks(
+    path: Path, blocks: Iterable[bytes | memoryview], turn: Turn = at_once
+) -> tuple[int, tuple[str, ...]]:
+    """Stream blocks into a new file, sync it, and return its length and chunk checksums. `turn` returns when
+    so many bytes may be written."""
     digests: list[str] = []
     chunk, filled = xxhash.xxh3_64(), 0
     writer = StreamWriter(path)
@@ -46,6 +54,7 @@ def write_blocks(path: Path, blocks: Iterable[bytes | memoryview]) -> tuple[int,
             view = memoryview(block).cast("B")
             while len(view):
                 part = view[: CHUNK_BYTES - filled]
+                turn(len(part))
                 writer.append(part)
                 chunk.update(part)
                 filled += len(part)

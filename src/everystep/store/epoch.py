@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import time
 from pathlib import Path
@@ -9,27 +10,47 @@ from pathlib import Path
 import msgspec
 
 from everystep.core.retention import Rules
-from everystep.errors import Fenced, StoreError
+from everystep.core.sizes import size
+from everystep.errors import Fenced, NotEnoughDisk, StoreError
 from everystep.format.base import BaseEntry, BaseIndex, Manifest, Point
 from everystep.store import layout
-from everystep.store.bases import Snapshot, read_index, write_base
+from everystep.store.bases import Snapshot, new_bytes, read_index, write_base
 from everystep.store.log import old_segments
-from everystep.store.retention import Plan, plan_retention, read_back, remove, unreferenced
+from everystep.store.meter import Meter
+from everystep.store.retention import (
+    Plan,
+    older_unpinned,
+    plan_retention,
+    plan_without,
+    read_back,
+    remove,
+    unreferenced,
+)
 from everystep.store.runs import Lineage, check_fence, claim_epoch, read_lineage, write_manifest
+
+log = logging.getLogger("everystep")
 
 
 class EpochWriter:
     """The only thing that writes to a run. Owned by one thread of one shadow."""
 
     def __init__(
-        self, run: Path, continues: Point | None, rules: Rules, *, behind: int | None = None
+        self,
+        run: Path,
+        continues: Point | None,
+        rules: Rules,
+        *,
+        meter: Meter | None = None,
+        behind: int | None = None,
     ) -> None:
         self._run = run
         self._rules = rules
+        self._meter = meter or Meter()
         self._opened = time.monotonic()
         self.manifest: Manifest = claim_epoch(run, continues, rules, behind=behind)
         """What counts in our epoch; `previous` is the newest base of the run's lineage."""
         self.previous = self._newest_index()
+        self._measure()
 
     def commit(self, snapshot: Snapshot) -> BaseEntry:
         """Write a base and make it count; on any failure nothing has changed."""
@@ -39,9 +60,16 @@ class EpochWriter:
                 return entry
         folder = layout.base_dir(self._run, self.manifest.epoch, snapshot.step)
         shutil.rmtree(folder, ignore_errors=True)  # leftovers of a write that failed
+        if self._meter.limits.store_quota:
+            self._make_room(snapshot)
         try:
             entry, index = write_base(
-                self._run, self.manifest.run_id, self.manifest.epoch, snapshot, self.previous
+                self._run,
+                self.manifest.run_id,
+                self.manifest.epoch,
+                snapshot,
+                self.previous,
+                self._meter,
             )
             check_fence(self._run, self.manifest.epoch)
             manifest = msgspec.structs.replace(self.manifest, bases=(*self.manifest.bases, entry))
@@ -75,6 +103,38 @@ class EpochWriter:
         if plan.drop or plan.slim:
             read_back(self._run, lineage.candidates[0])
         self.carry_out(plan)
+        self._measure()
+
+    def _measure(self) -> None:
+        """Tell the meter how much room is left below the quota."""
+        if self._meter.limits.store_quota:
+            kept = read_lineage(self._run).candidates
+            newest = kept[0].entry.new_bytes if kept else 0
+            may_go = sum(c.entry.new_bytes for c in older_unpinned(self._run, kept))
+            self._meter.measure(self._run, next_base=newest, may_go=may_go)
+
+    def _make_room(self, snapshot: Snapshot) -> None:
+        """Older bases go until this one fits below the quota, the oldest first. The newest stays, and so does
+        what a tag pins."""
+        quota, need = self._meter.limits.store_quota, new_bytes(snapshot, self.previous)
+        checked = False
+        while (used := self._meter.measure(self._run)) + need > quota:
+            lineage = self._own_lineage()
+            may_go = older_unpinned(self._run, lineage.candidates)
+            if not may_go:
+                raise NotEnoughDisk(
+                    f"write a base of step {snapshot.step} to {self._run}: it takes {size(need)}, and "
+                    f"{size(used)} of store_quota {size(quota)} are used by what has to stay",
+                    hint="raise store_quota, or remove tags that pin bases (everystep ls shows them)",
+                )
+            if not checked:
+                read_back(self._run, lineage.candidates[0])
+                checked = True
+            log.warning(
+                "store_quota_reached run=%s quota=%d used=%d: the base of step %d goes early",
+                *(self._run, quota, used, may_go[-1].entry.step),
+            )
+            self.carry_out(plan_without(self._run, lineage, self._rules, may_go[-1]))
 
     def carry_out(self, plan: Plan) -> int:
         """Do what was planned; returns how many bytes that freed.
@@ -107,7 +167,7 @@ class EpochWriter:
 
     def _write(self, manifest: Manifest) -> None:
         lived = time.monotonic() - self._opened
-        manifest = msgspec.structs.replace(manifest, lived=lived)
+        manifest = msgspec.structs.replace(manifest, lived=lived, written=self._meter.total)
         write_manifest(self._run, manifest)
         self.manifest = manifest
 

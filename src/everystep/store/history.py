@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from pathlib import Path
 
+from everystep.core.cadence import age_seconds
 from everystep.core.failures import Life
+from everystep.core.limits import Written, written_last_day
 from everystep.errors import StoreError
 from everystep.format.base import Manifest
 from everystep.store import layout
@@ -26,6 +29,19 @@ def lives_of(run: Path, *, newest_lives: bool) -> list[Life]:
             lives = newest_lives and place == 0
             found.append(Life(_seconds(run, manifest), failed=not manifest.closed and not lives))
     return found[::-1]
+
+
+def written_lately(run: Path, but: int) -> int:
+    """Bytes that the writers of all epochs but one wrote within the last day, as far as manifests tell."""
+    found = []
+    for number in layout.epoch_numbers(run):
+        with contextlib.suppress(StoreError):
+            manifest = read_manifest(run, number)
+            if manifest is not None and number != but:
+                opened_ago = age_seconds(manifest.opened, time.time())
+                ended_ago = None if opened_ago is None else max(0.0, opened_ago - manifest.lived)
+                found.append(Written(ended_ago, manifest.lived, manifest.written))
+    return written_last_day(found)
 
 
 def _seconds(run: Path, manifest: Manifest) -> float:

@@ -17,7 +17,7 @@ from everystep.format.log import (
     pack_segment_header,
 )
 from everystep.store import layout
-from everystep.store.commit import crash_point, make_dirs_in, sync_dir
+from everystep.store.commit import Turn, at_once, crash_point, make_dirs_in, sync_dir
 from everystep.store.runs import Lineage, check_fence
 from everystep.store.stream import StreamWriter
 
@@ -27,8 +27,11 @@ _SEGMENT_BYTES = 1 << 30  # a new one is begun behind it
 class LogWriter:
     """Appends to the newest segment of one epoch. Owned by one thread."""
 
-    def __init__(self, run: Path, run_id: str, epoch: int, census: int) -> None:
+    def __init__(
+        self, run: Path, run_id: str, epoch: int, census: int, turn: Turn = at_once
+    ) -> None:
         self._run, self._run_id, self._epoch, self._census = run, run_id, epoch, census
+        self._turn = turn
         self._path: Path | None = None
         self._stream: StreamWriter | None = None
         self._chain: Chain | None = None
@@ -38,6 +41,7 @@ class LogWriter:
         """One sync for all of them; returns how many bytes it took. When it raises, nothing of them counts,
         and the next batch begins a new segment."""
         check_fence(self._run, self._epoch)
+        self._turn(sum(HEAD_BYTES + len(record.body) for record in records))
         done = False
         try:
             stream = self._stream

@@ -65,6 +65,20 @@ def plan_retention(run: Path, lineage: Lineage, rules: Rules, verified: int | No
     return Plan(list(zip(candidates, verdicts, strict=True)), begin)
 
 
+def older_unpinned(run: Path, candidates: list[Candidate]) -> list[Candidate]:
+    """Bases before the newest that no tag pins, newest first: those that may go if a quota demands it."""
+    pinned = {candidate.point for candidate in read_tags(run).values()}
+    return [c for c in candidates[1:] if c.point not in pinned]
+
+
+def plan_without(run: Path, lineage: Lineage, rules: Rules, victim: Candidate) -> Plan:
+    """All other bases stay as they are, with the log behind those that no tag pins."""
+    stay = [c for c in lineage.candidates if c.point != victim.point]
+    bases = [(c, Verdict(("store_quota",) if c in stay else ())) for c in lineage.candidates]
+    needed = min(c.entry.step for c in (stay[0], *older_unpinned(run, stay)))
+    return Plan(bases, max(needed, plan_retention(run, lineage, rules).log_begins_at))
+
+
 def _can_lose_slots(run: Path, candidate: Candidate) -> bool:
     """The last steps of a base with a log tail are still to be redone, which takes an optimizer."""
     try:

@@ -5,8 +5,6 @@ So whoever reads the bucket never finds a base named that is not there whole.
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -40,26 +38,6 @@ def read_tier(run: Path) -> LocalTier:
     assert document is not None
     manifests = [read_manifest(run, epoch) for epoch, _ in lineage.path]
     return LocalTier(document, tuple(m for m in manifests if m), lineage.candidates)
-
-
-class Throttle:
-    """Keeps what is sent below a rate, by all threads together; a rate of 0 is none."""
-
-    def __init__(self, bytes_per_second: int) -> None:
-        self._rate = bytes_per_second
-        self._lock = threading.Lock()
-        self._free_at = 0.0  # a pause is not saved up for a burst
-        self.total = 0
-
-    def __call__(self, size: int) -> None:
-        """Returns when so many bytes may go."""
-        with self._lock:
-            now = time.monotonic()
-            took = size / self._rate if self._rate else 0.0
-            self._free_at = max(self._free_at, now) + took
-            pause = self._free_at - now
-            self.total += size
-        time.sleep(pause)
 
 
 class BaseShipper:

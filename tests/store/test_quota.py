@@ -1,0 +1,75 @@
+"""A quota is never exceeded by more than documents take; the newest base and what tags pin stay."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from everystep.core.limits import Limits
+from everystep.core.retention import Rules
+from everystep.errors import NotEnoughDisk
+from everystep.store.bases import new_bytes
+from everystep.store.epoch import EpochWriter
+from everystep.store.meter import Meter, directory_bytes
+from everystep.store.runs import read_lineage
+from everystep.store.tags import remove_tag, set_tag
+from everystep.store.verify import verify_run
+
+from .test_retention import snapshot
+from .test_zombies import log_of, record
+
+
+def steps(run: Path) -> list[int]:
+    return [candidate.entry.step for candidate in read_lineage(run).candidates]
+
+
+@pytest.mark.parametrize("bases", [2, 3, 5])
+def test_older_bases_go_early(bases: int, tmp_path: Path) -> None:
+    run, need = tmp_path / "run", new_bytes(snapshot(1), None)
+    quota = bases * need
+    writer = EpochWriter(run, None, Rules(9), meter=Meter(Limits(store_quota=quota)))
+    for step in range(1, 12):
+        writer.commit(snapshot(step, thawed=step))
+        assert directory_bytes(run) <= quota
+        writer.retain()
+        assert verify_run(run).problems == [] and steps(run)[0] == step
+    assert len(steps(run)) >= bases - 1, "no more go than have to"
+
+
+def test_what_has_to_stay_stays_and_the_option_is_named(tmp_path: Path) -> None:
+    run, need = tmp_path / "run", new_bytes(snapshot(1), None)
+    writer = EpochWriter(run, None, Rules(9), meter=Meter(Limits(store_quota=2 * need)))
+    last, refused = 0, ""
+    for step in range(1, 40):
+        try:
+            writer.commit(snapshot(step, thawed=step))
+        except NotEnoughDisk as error:
+            refused = str(error)
+            break
+        last = step
+        set_tag(run, f"precious-{step}", step)
+    assert "store_quota" in refused and "tags" in refused
+    assert directory_bytes(run) <= 2 * need
+    assert steps(run) == list(range(last, 0, -1)), "every one is pinned"
+    assert verify_run(run).problems == []
+    for step in (1, 2):
+        remove_tag(run, f"precious-{step}")
+    writer.commit(snapshot(last + 1, thawed=last + 1))
+    assert steps(run)[0] == last + 1 and 1 not in steps(run) and 3 in steps(run)
+
+
+def test_the_log_of_bases_that_go_early_goes_with_them(tmp_path: Path) -> None:
+    run, need = tmp_path / "run", new_bytes(snapshot(1), None)
+    meter = Meter(Limits(store_quota=2 * need + 3 * 12288))
+    writer = EpochWriter(run, None, Rules(9), meter=meter)
+    logged = log_of(run, writer)
+    for step in range(1, 20, 2):
+        writer.commit(snapshot(step, thawed=step))
+        writer.retain()
+        logged.close()
+        logged.append([record(step + 1)])
+        assert directory_bytes(run) <= meter.limits.store_quota
+    assert steps(run)[0] == 19 and len(steps(run)) < 10
+    report = verify_run(run)
+    assert report.problems == [] and report.log_step == 20

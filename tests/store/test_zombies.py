@@ -232,3 +232,19 @@ def test_a_log_whose_file_was_removed_is_told_and_goes_on_in_another(tmp_path: P
     logged.append([record(4)])
     found, _ = find_newest(tmp_path / "run", None)
     assert found is not None and found.point.step == 4
+
+
+def test_a_run_that_was_moved_away_is_not_made_anew(tmp_path: Path) -> None:
+    run, away = tmp_path / "run", tmp_path / "away"
+    writer = EpochWriter(run, None, RULES)
+    writer.commit(snapshot(1))
+    logged = log_of(run, writer)
+    run.rename(away)
+    for write in (lambda: writer.commit(snapshot(2)), lambda: logged.append([record(2)])):
+        with pytest.raises(StoreError, match="is gone"):
+            write()
+    assert not run.exists()
+    away.rename(run)
+    logged.append([record(2)])
+    writer.commit(snapshot(3))
+    assert newest_point(run) == Point(1, 3)

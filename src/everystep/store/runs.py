@@ -175,7 +175,13 @@ def newest_manifest(run: Path) -> Manifest | None:
 
 
 def check_fence(run: Path, epoch: int) -> None:
-    """Raise if a newer epoch owns the run. The lineage rule ignores us then anyway; this says so."""
+    """Raise if a newer epoch owns the run. The lineage rule ignores us then anyway; this says so. Raise also
+    if the epoch's folder is gone: writing on would make half a run where one was moved or deleted."""
+    if not layout.epoch_dir(run, epoch).is_dir():
+        raise StoreError(
+            f"write to {run}: the folder of epoch {epoch} is gone",
+            hint="the run was moved, deleted or unmounted: bring it back, or stop this training",
+        )
     newest = max(layout.epoch_numbers(run), default=0)
     if newest > epoch:
         raise Fenced(

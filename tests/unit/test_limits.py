@@ -125,7 +125,7 @@ def test_the_log_leaves_room_for_a_base() -> None:
 
 
 def limited(bench: KeeperBench, meter: Meter, run: Path) -> None:
-    bench.persister = Persister(run, None, bench.persister._rules, meter)
+    bench.persister = Persister(run, None, bench.persister._rules, meter=meter)
     bench.keeper = Keeper(Options(durable_every=1), bench.intake, bench.persister)
     bench.persister.claim()
 

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from everystep.capture.census import LiveCensus, Models, Optimizers, take_census
 from everystep.capture.fingerprints import by_device
 from everystep.errors import SilentCorruption, UsageError
-from everystep.replay.fingerprints import digest_tensors, in_digest_order
+from everystep.replay.fingerprints import digest_tensors
 
 log = logging.getLogger("everystep")
 
@@ -147,9 +147,8 @@ class RankWatch:
         keys: list[Key] = []
         parts = []
         for own in found.values():
-            order = in_digest_order(list(own.values()))
-            keys += [list(own)[i] for i in order]
-            parts.append(digest_tensors([list(own.values())[i] for i in order]))
+            keys += own
+            parts.append(digest_tensors(list(own.values())))
         return _Reading(self.step, keys, parts)
 
     def _differing(self, gathering: _Gathering) -> list[tuple[Key, list[int]]]:

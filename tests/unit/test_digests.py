@@ -1,10 +1,15 @@
-"""Digests of tensors: what the trainer computes is what the shadow computes."""
+"""Digests of tensors: whoever computes one finds the same number, it adds up over regions, and content that
+changes or moves changes it."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
+import emulated_gpu
+import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,34 +17,266 @@ from hypothesis import strategies as st
 from everystep import native
 from everystep.core.pace import fingerprint_every
 from everystep.lane import memory
-from everystep.replay.fingerprints import digest_tensors, in_digest_order
+from everystep.native.digests import Run, add_digests, table
+from everystep.native.digests import weights as weights_of
+from everystep.replay import fingerprints
+from everystep.replay.fingerprints import by_kernel, digest_tensors, in_plain_torch
 
 DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.float64, torch.float16]
-DTYPES += [torch.int32, torch.bool, torch.float8_e5m2]
+DTYPES += [torch.int32, torch.bool, torch.float8_e5m2, torch.complex64, torch.uint16]
+HIGH = (1 << 32) - 64
+MODULUS = 1 << 64
+
+
+def factor(group: int) -> int:
+    """As docs/FORMAT.md has it."""
+    x = (group << 6) % (1 << 32)
+    x ^= (x >> 13) & HIGH
+    x = (x * 0xAE2EB155 + (group >> 26) * 0x9E3779C0) % (1 << 32)
+    x ^= (x >> 11) & HIGH
+    x = x * 0x881ED163 % (1 << 32)
+    x ^= (x >> 13) & HIGH
+    return x | 1
+
+
+def weight(place: int) -> int:
+    group, lane = divmod(place, 32)
+    return factor(group) * (factor(MODULUS - 1 - lane) + 2 * lane)
+
+
+def oracle(data: bytes, width: int, start: int = 0) -> int:
+    size = min(width, 4)
+    words = [int.from_bytes(data[i : i + size], "little") for i in range(0, len(data), size)]
+    first = start * (width // size)
+    found = sum(word * weight(first + i) for i, word in enumerate(words)) % MODULUS
+    return found - MODULUS if found >> 63 else found
+
+
+def noise(chance: random.Random, count: int, dtype: torch.dtype) -> torch.Tensor:
+    raw = bytearray(chance.randbytes(count * dtype.itemsize))
+    if dtype is torch.bool:  # torch makes other bytes one of the two when it copies them
+        raw = bytearray(byte & 1 for byte in raw)
+    return torch.frombuffer(raw, dtype=dtype) if raw else torch.empty(0, dtype=dtype)
+
+
+def view_of(tensor: torch.Tensor) -> memoryview:
+    return memoryview(tensor.view(torch.uint8).numpy()).cast("B")
+
+
+def bytes_of(tensor: torch.Tensor) -> bytes:
+    return bytes(view_of(tensor.contiguous().reshape(-1))) if tensor.numel() else b""
+
+
+def in_shadow(tensors: list[torch.Tensor]) -> list[int]:
+    flat = [t.contiguous().reshape(-1) for t in tensors]
+    views = [view_of(t) if t.numel() else memoryview(bytearray()) for t in flat]
+    return memory.digests(views, [t.element_size() for t in flat])
+
+
+def without_compiler(tensors: list[torch.Tensor]) -> list[int]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "library", lambda: None)
+        return in_shadow(tensors)
+
+
+def on_a_gpu(tensors: list[torch.Tensor]) -> list[int]:
+    return by_kernel(tensors, emulated_gpu.launch).tolist()
+
+
+WAYS: dict[str, Callable[[list[torch.Tensor]], list[int]]] = {
+    "trainer": lambda tensors: digest_tensors(tensors).tolist(),
+    "shadow": in_shadow,
+    "numpy": without_compiler,
+    "plain torch": lambda tensors: in_plain_torch(tensors).tolist(),
+}
+if emulated_gpu.COMPILER:
+    WAYS["kernel"] = on_a_gpu
+
+
+@st.composite
+def tensors_of_all_kinds(draw: st.DrawFn) -> list[torch.Tensor]:
+    """Contiguous or not, beginning anywhere in their memory."""
+    chance = draw(st.randoms(use_true_random=False))
+    found = []
+    for _ in range(draw(st.integers(1, 6))):
+        dtype = draw(st.sampled_from(DTYPES))
+        rows, columns = draw(st.sampled_from([(1, 1), (0, 3), (1, 31), (5, 13), (3, 300)]))
+        skipped = draw(st.integers(0, 5))
+        flat = noise(chance, rows * columns + skipped, dtype)
+        tensor = flat[skipped:].view(rows, columns)
+        found.append(tensor.t() if draw(st.booleans()) else tensor)
+    return found
 
 
 @settings(max_examples=60)
-@given(st.lists(st.tuples(st.integers(0, 70), st.sampled_from(DTYPES)), min_size=1), st.randoms())
-def test_three_ways_to_the_same_digest(shapes: list[Any], chance: random.Random) -> None:
-    """torch, C and numpy; and one flipped bit changes it."""
-    tensors = []
-    for size, dtype in shapes:
-        data = bytearray(chance.randbytes(size * dtype.itemsize))
-        tensors.append(torch.frombuffer(data, dtype=dtype) if size else torch.empty(0, dtype=dtype))
-    order = in_digest_order(tensors)
-    tensors = [tensors[i] for i in order]
-    live = digest_tensors(tensors).tolist()
-    views = [memoryview(t.view(torch.uint8).numpy()).cast("B") for t in tensors]
-    widths = [t.element_size() for t in tensors]
-    plain = [memory._digest(v, w) for v, w in zip(views, widths, strict=True)]
-    assert live == plain
-    if native.library() is not None:
-        assert live == memory.digests(views, widths)
-    for number, view in enumerate(views):
-        if len(view):
-            place = chance.randrange(8 * len(view))
-            view[place // 8] ^= 1 << place % 8
-            assert memory._digest(view, widths[number]) != plain[number]
+@given(tensors_of_all_kinds())
+def test_every_way_leads_to_the_same_digest(tensors: list[torch.Tensor]) -> None:
+    expected = [oracle(bytes_of(t), t.element_size()) for t in tensors]
+    assert {name: way(tensors) for name, way in WAYS.items()} == dict.fromkeys(WAYS, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.float32, torch.float64])
+def test_more_than_a_piece(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large enough that several threads, launches, chunks and copies share the work."""
+    monkeypatch.setattr(fingerprints, "_CHUNK", 1 << 14)
+    monkeypatch.setattr(fingerprints, "_COPY_BYTES", 50_000)
+    torch.manual_seed(1)
+    large = torch.randint(0, 256, (8 * 7 * 20_011,), dtype=torch.uint8).view(dtype)[: 7 * 20_011]
+    tensors = [large[3:], large.view(7, -1).t(), large.view(7, -1)[:, ::3], large[:0]]
+    tensors += [large[i : i + 1] for i in range(100)]
+    raw = np.frombuffer(bytes_of(tensors[0]), f"u{min(dtype.itemsize, 4)}").astype(object)
+    weights = np.array([weight(place) for place in range(len(raw))], object)
+    found = {name: way(tensors) for name, way in WAYS.items()}
+    assert found == dict.fromkeys(WAYS, found["trainer"])
+    assert found["trainer"][0] % MODULUS == (raw * weights).sum() % MODULUS
+
+
+@given(
+    st.sampled_from([1, 2, 4, 8]),
+    st.integers(0, 1 << 36) | st.integers((1 << 31) - 200, (1 << 31) + 200),
+    st.integers(0, 200),
+    st.randoms(use_true_random=False),
+)
+def test_a_run_in_the_middle_of_a_tensor(
+    width: int, start: int, count: int, chance: random.Random
+) -> None:
+    """Places count in the whole tensor, however far away its beginning is."""
+    data = bytearray(chance.randbytes(count * width))
+    address = memory.address_of(memoryview(data)) if data else 0
+    run = Run(address, count, width, start)
+    expected = oracle(bytes(data), width, start)
+    for library in (native.library(), None):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(native, "library", lambda found=library: found)
+            sums = np.zeros(1, np.int64)
+            add_digests([run], sums, 2)
+            assert sums.tolist() == [expected]
+    if emulated_gpu.COMPILER and count:
+        found = torch.zeros(1, dtype=torch.int64)
+        emulated_gpu.launch(*table([run]), found)
+        assert found.tolist() == [expected]
+
+
+@given(st.integers(1, 9), st.integers(1, 70), st.sampled_from(DTYPES), st.data())
+def test_regions_add_up(rows: int, columns: int, dtype: torch.dtype, data: st.DataObject) -> None:
+    """A tensor cut into a grid: each region is a run for each of its rows."""
+    chance = data.draw(st.randoms(use_true_random=False))
+    whole = noise(chance, rows * columns, dtype)
+    cut = {
+        size: sorted({0, size, *data.draw(st.lists(st.integers(0, size), max_size=3))})
+        for size in (rows, columns)
+    }
+    regions = [
+        (top, bottom, left, right)
+        for top, bottom in zip(cut[rows], cut[rows][1:], strict=False)
+        for left, right in zip(cut[columns], cut[columns][1:], strict=False)
+    ]
+    sums = np.zeros(len(regions), np.int64)
+    for number, (top, bottom, left, right) in enumerate(regions):
+        pieces = [
+            (whole[row * columns + left : row * columns + right].clone(), row * columns + left)
+            for row in range(top, bottom)
+        ]
+        runs = [
+            Run(part.data_ptr(), part.numel(), dtype.itemsize, start, number)
+            for part, start in pieces
+        ]
+        add_digests(runs, sums, 1)
+    assert int(sums.sum(dtype=np.int64)) == digest_tensors([whole]).item()
+
+
+def rotated(flat: np.ndarray, chance: random.Random) -> np.ndarray:
+    return np.roll(flat, chance.choice([1, -1, 2, 31, 32, 33, len(flat) // 2]))
+
+
+def reversed_(flat: np.ndarray, chance: random.Random) -> np.ndarray:
+    return flat[::-1].copy()
+
+
+def halves_swapped(flat: np.ndarray, chance: random.Random) -> np.ndarray:
+    half = len(flat) // 2
+    return np.concatenate([flat[half:], flat[:half]])
+
+
+def rows_swapped(flat: np.ndarray, chance: random.Random) -> np.ndarray:
+    columns = chance.choice([2, 3, 8, 16, 32, 64])
+    rows = flat[: len(flat) // columns * columns].reshape(-1, columns).copy()
+    a, b = chance.randrange(len(rows)), chance.randrange(len(rows))
+    rows[[a, b]] = rows[[b, a]]
+    return np.concatenate([rows.ravel(), flat[rows.size :]])
+
+
+def transposed(flat: np.ndarray, chance: random.Random) -> np.ndarray:
+    columns = chance.choice([2, 8, 32])
+    size = len(flat) // columns * columns
+    return np.concatenate([flat[:size].reshape(-1, columns).T.ravel(), flat[size:]])
+
+
+def two_exchanged(flat: np.ndarray, chance: random.Random) -> np.ndarray:
+    found = flat.copy()
+    a, b = chance.sample(range(len(flat)), 2)
+    found[[a, b]] = found[[b, a]]
+    return found
+
+
+def same_sum(flat: np.ndarray, chance: random.Random) -> np.ndarray:
+    """Neighbours change so that their sum does not, nor the one that counts places from 1 on."""
+    found = flat.copy()
+    at, by, apart = (
+        chance.randrange(len(flat) - 64),
+        chance.randrange(1, 100),
+        chance.randint(1, 32),
+    )
+    for lane, times in enumerate((1, -2, 1)):
+        found[at + lane * apart] += np.array(times * by).astype(flat.dtype)
+    return found
+
+
+def flipped(flat: np.ndarray, chance: random.Random) -> np.ndarray:
+    raw = bytearray(flat.tobytes())
+    bit = chance.randrange(8 * len(raw))
+    raw[bit // 8] ^= 1 << bit % 8
+    return np.frombuffer(raw, flat.dtype)
+
+
+CHANGES = [rotated, reversed_, halves_swapped, rows_swapped, transposed, two_exchanged, same_sum]
+CHANGES.append(flipped)
+
+
+@settings(max_examples=300)
+@given(
+    st.sampled_from(CHANGES),
+    st.sampled_from(["u1", "u2", "u4", "u8"]),
+    st.integers(70, 700),
+    st.integers(1, 64),
+    st.randoms(use_true_random=False),
+)
+def test_what_changes_or_moves_is_found(
+    change: Any, kind: str, count: int, bits: int, chance: random.Random
+) -> None:
+    """Also where elements have few bits that differ, the lowest or the highest, as in signs and counters."""
+    size = 8 * int(kind[1])
+    some, shift = min(bits, size), chance.choice([0, size - min(bits, size)])
+    before = np.array([chance.getrandbits(some) << shift for _ in range(count)], kind)
+    after = change(before, chance)
+    both = [memoryview(bytearray(a.tobytes())) for a in (before, after)]
+    first, second = memory.digests(both, [before.itemsize] * 2)
+    assert (first == second) == (before.tobytes() == after.tobytes())
+
+
+def test_weights_are_odd_and_differ() -> None:
+    """What `digest.h` proves detection with: within 2^31 places no two are equal modulo 2^32."""
+    seed = random.randrange(1 << 32)
+    print(f"seed={seed}")
+    chance = np.random.default_rng(seed)
+    near, far = np.arange(1 << 12), chance.integers(0, 1 << 26, 1 << 12)
+    groups = np.unique(np.concatenate([near, far, near + (1 << 26) - (1 << 12)]))
+    found = weights_of(groups, np.arange(32)) & ((1 << 32) - 1)
+    assert (found & 1).all()
+    assert len(np.unique(found)) == 32 * len(groups)
+    assert weights_of(np.arange(2), np.arange(32)).tolist() == [
+        w - MODULUS if w >> 63 else w for w in map(weight, range(64))
+    ]
 
 
 def test_layout_does_not_matter() -> None:
@@ -47,25 +284,7 @@ def test_layout_does_not_matter() -> None:
     other = image.to(memory_format=torch.channels_last)
     assert other.stride() != image.stride()
     assert digest_tensors([image]).tolist() == digest_tensors([other]).tolist()
-
-
-def test_a_view_that_begins_within_a_word() -> None:
-    flat = torch.randn(64)
-    for start in range(4):
-        view = flat[start : start + 9]
-        assert digest_tensors([view]).tolist() == digest_tensors([view.clone()]).tolist()
-
-
-def test_single_numbers_of_several_types() -> None:
-    pairs = [
-        (torch.float32, torch.int32),
-        (torch.float16, torch.bfloat16),
-        (torch.bool, torch.int8),
-    ]
-    for types in pairs:
-        tensors = [torch.tensor(1, dtype=dtype) for dtype in types]
-        alone = [digest_tensors([tensor]).item() for tensor in tensors]
-        assert digest_tensors(tensors).tolist() == alone
+    assert digest_tensors([image]).tolist() == digest_tensors([image.flatten()]).tolist()
 
 
 def test_how_often() -> None:

@@ -19,6 +19,7 @@ from everystep.capture.census import kind, kind_of_gradient
 from everystep.capture.copier import Copier
 from everystep.core.census import PACKED_BYTES_MAX, GradientLayout
 from everystep.core.pace import worth_a_hook
+from everystep.replay.fingerprints import digest_tensors
 
 _SURE_AFTER_STEPS = 3
 _LEARNING_STEPS_MAX = 16
@@ -103,7 +104,7 @@ class EarlyTap:
             return  # more micro-batches will be added to it
         self._seen[member] = (gradient, gradient._version)
         if self.trust is Trust.LEARNING or member == self._in_turn:
-            self._digests[member] = _digest(gradient)
+            self._digests[member] = digest_tensors([gradient])
         if self.trust is Trust.ARMED:
             self._ready.append(member)
             self._ready_bytes += self._sizes[member]
@@ -139,13 +140,10 @@ class EarlyTap:
 
     def _judge(self, gradients: Sequence[torch.Tensor | None]) -> None:
         """Compare digests on the device; the answer is read when it has arrived."""
-        pairs = [
-            (digest, _digest(gradient))
-            for member, digest in self._digests.items()
-            if (gradient := gradients[member]) is not None
-        ]
-        if pairs:
-            early, late = (torch.stack(list(side)) for side in zip(*pairs, strict=True))
+        members = [member for member in self._digests if gradients[member] is not None]
+        if members:
+            early = torch.cat([self._digests[member] for member in members])
+            late = digest_tensors([g for m in members if (g := gradients[m]) is not None])
             self._verdicts.append(self._copier.gradients.read_later((early == late).all()))
 
     def end_step(self) -> bool:
@@ -183,12 +181,3 @@ def hooked_members(parameters: Sequence[torch.Tensor]) -> list[int]:
     """Whose gradients leave early: large ones that together are most of all bytes."""
     large = [i for i, p in enumerate(parameters) if p.requires_grad and p.nbytes > PACKED_BYTES_MAX]
     return [large[i] for i in worth_a_hook([parameters[i].nbytes for i in large])]
-
-
-def _digest(gradient: torch.Tensor) -> torch.Tensor:
-    """The sum of the raw bits as integers: the same in whatever order it is added up."""
-    with torch.no_grad():
-        words = gradient.detach().contiguous().view(-1).view(torch.uint8)
-        if words.numel() % 4 == 0 and words.data_ptr() % 4 == 0:
-            words = words.view(torch.int32)
-        return words.sum(dtype=torch.int64)

@@ -15,7 +15,7 @@ from everystep.capture.outbox import Outbox
 from everystep.core.census import Mode, OptimizerSpec
 from everystep.core.events import Fingerprints
 from everystep.core.pace import FINGERPRINT_SHARES_MAX, fingerprint_every, fingerprint_shares
-from everystep.replay.fingerprints import digest_tensors, in_digest_order, load_kernels
+from everystep.replay.fingerprints import digest_tensors, load_kernels
 
 _NAME_BYTES = 16  # of a tensor's place in the document, without the name of its slot
 _SMOOTHING = 0.2
@@ -109,12 +109,9 @@ class FingerprintSender:
         return part
 
     def _send(self, found: dict[tuple[int, str], torch.Tensor]) -> None:
-        keys, tensors = list(found), list(found.values())
-        order = in_digest_order(tensors)
-        keys = [keys[i] for i in order]
-        numbers = digest_tensors([tensors[i] for i in order])
-        names = sum(len(slot) + _NAME_BYTES for _, slot in keys)
+        numbers = digest_tensors(list(found.values()))
+        names = sum(len(slot) + _NAME_BYTES for _, slot in found)
         at = self._outbox.room(numbers.nbytes, names)
         address = self._outbox.address(at)
         self._copier.state.piece(address, numbers, 0, numbers.nbytes, stays=False)
-        self._outbox.add(Fingerprints(tuple(keys), at))
+        self._outbox.add(Fingerprints(tuple(found), at))

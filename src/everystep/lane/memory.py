@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from everystep import native
+from everystep.native.digests import Run, add_digests
 
 _PIECE_BYTES = 16 << 20
 COPY_THREADS = max(1, min(8, len(os.sched_getaffinity(0)) // 2))  # the other half is the trainer's
@@ -52,18 +53,15 @@ def clear(view: memoryview) -> None:
 
 
 def digests(views: Sequence[memoryview], widths: Sequence[int]) -> list[int]:
-    """Of each view, whose elements have so many bytes: the sum of its 64-bit words and of the elements left
-    behind them, modulo 2^64. What order they lie in does not matter; one flipped bit always shows."""
-    pairs = list(zip(views, widths, strict=True))
-    rows = [(address_of(v) if len(v) else 0, len(v), width) for v, width in pairs]
-    found = native.digest(rows, COPY_THREADS)
-    return [_digest(v, width) for v, width in pairs] if found is None else found
-
-
-def _digest(view: memoryview, width: int) -> int:
-    words = len(view) // 8 * 8
-    head = np.frombuffer(view[:words], np.int64).sum(dtype=np.int64)
-    return int(head + np.frombuffer(view[words:], f"i{width}").sum(dtype=np.int64))
+    """Of each view, whose elements have so many bytes; the trainer computes the same of its tensors
+    (`native.digests`). A bit that flips always shows, and so do two elements that change places."""
+    rows = [
+        Run(address_of(view) if len(view) else 0, len(view) // width, width, tensor=number)
+        for number, (view, width) in enumerate(zip(views, widths, strict=True))
+    ]
+    sums = np.zeros(len(rows), np.int64)
+    add_digests(rows, sums, COPY_THREADS)
+    return [int(number) for number in sums]
 
 
 def populate(address: int, size: int) -> int:

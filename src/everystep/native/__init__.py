@@ -34,7 +34,7 @@ def library() -> ctypes.CDLL | None:
         loaded.everystep_replay.argtypes = [number, address, count, address, count, number]
         loaded.everystep_mkl_roots.argtypes = [address, count]
         loaded.everystep_copy.argtypes = [address, count, number]
-        loaded.everystep_digest.argtypes = [address, count, number]
+        loaded.everystep_digests.argtypes = [address, count, count, address, number]
         loaded.everystep_find.argtypes = [address, *[count] * 3, *[address] * 2, number]
         loaded.everystep_gather.argtypes = [address, *[count] * 2, *[address] * 4, number]
         return loaded
@@ -68,19 +68,6 @@ def copy(rows: list[tuple[int, int, int]], threads: int) -> bool:
     table = np.array(rows, np.uint64).reshape(-1, 3)
     loaded.everystep_copy(table.ctypes.data, len(table), threads)
     return True
-
-
-def digest(rows: list[tuple[int, int, int]], threads: int) -> list[int] | None:
-    """Digests of memory (address, bytes, width of an element); None where nothing was compiled."""
-    loaded = library()
-    if loaded is None:
-        return None
-    table = np.zeros((len(rows), 4), np.uint64)
-    if rows:
-        table[:, :3] = rows
-        loaded.everystep_digest(table.ctypes.data, len(rows), threads)
-    found: list[int] = table[:, 3].astype(np.int64).tolist()
-    return found
 
 
 def find_words(

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import random
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -59,19 +60,37 @@ def turn(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     optimizer.zero_grad()
 
 
-def flip_in_replica(pid: int, content: torch.Tensor, bit: int) -> None:
-    """Flip a bit of the replica's copy of a tensor, in the shadow's own memory."""
-    wanted = content.detach().numpy().tobytes()
+def rot_in_replica(pid: int, content: torch.Tensor, rot: Callable[[bytearray], None]) -> None:
+    """Change the replica's copy of a tensor, in the shadow's own memory."""
+    before = content.detach().numpy().tobytes()
+    after = bytearray(before)
+    rot(after)
+    assert after != before
     for link in Path(f"/proc/{pid}/fd").iterdir():
         if "everystep-replica" not in str(link.readlink()):
             continue
         with link.open("r+b", buffering=0) as file:
-            at = file.read().find(wanted)
+            at = file.read().find(before)
             if at >= 0:
-                byte = os.pread(file.fileno(), 1, at + bit // 8)[0] ^ (1 << bit % 8)
-                os.pwrite(file.fileno(), bytes([byte]), at + bit // 8)
+                os.pwrite(file.fileno(), after, at)
                 return
     raise AssertionError("the replica does not hold this tensor")
+
+
+def flip(bit: int) -> Callable[[bytearray], None]:
+    def rot(raw: bytearray) -> None:
+        raw[bit // 8] ^= 1 << bit % 8
+
+    return rot
+
+
+def swap(a: int, b: int, size: int) -> Callable[[bytearray], None]:
+    """Two ranges of so many bytes change places."""
+
+    def rot(raw: bytearray) -> None:
+        raw[a : a + size], raw[b : b + size] = raw[b : b + size], raw[a : a + size]
+
+    return rot
 
 
 def until(run: Any, reached: Any) -> dict[str, Any]:
@@ -82,8 +101,20 @@ def until(run: Any, reached: Any) -> dict[str, Any]:
     return status
 
 
-@pytest.mark.parametrize("what", ["first.weight", "momentum", "frozen.weight", "last.bias"])
-def test_a_flipped_bit_in_the_replica(what: str, tmp_path: Path) -> None:
+ROT: dict[str, Callable[[torch.Tensor, random.Random], Callable[[bytearray], None]]] = {
+    "a flipped bit": lambda tensor, chance: flip(chance.randrange(8 * tensor.nbytes)),
+    "swapped halves": lambda tensor, _: swap(0, *[tensor.nbytes // 16 * 8] * 2),
+    "swapped rows": lambda tensor, _: swap(0, 2 * tensor[0].nbytes, tensor[0].nbytes),
+    "swapped elements": lambda tensor, _: swap(4, 12, 4),
+}
+PLACES = ["first.weight", "momentum", "frozen.weight", "last.bias"]
+# frozen, so that no step's rounding gives away what was moved
+CASES = [(place, "a flipped bit") for place in PLACES]
+CASES += [("frozen.weight", rot) for rot in ROT if rot != "a flipped bit"]
+
+
+@pytest.mark.parametrize(("what", "rot"), CASES)
+def test_a_replica_that_rots(what: str, rot: str, tmp_path: Path) -> None:
     model, optimizer = build()
     chance = random.Random(what)
     with everystep.attach(
@@ -104,7 +135,7 @@ def test_a_flipped_bit_in_the_replica(what: str, tmp_path: Path) -> None:
                 tensor = (
                     optimizer.state[weight]["momentum_buffer"] if what == "momentum" else weight
                 )
-                flip_in_replica(status["pid"], tensor, chance.randrange(8 * tensor.nbytes))
+                rot_in_replica(status["pid"], tensor, ROT[rot](tensor, chance))
             if step == 20 + 2 * EVERY:  # a shadow that lags would ask for it too late for this run
                 until(run, lambda s: s["repairs"])
             turn(model, optimizer)
@@ -128,7 +159,7 @@ def test_nothing_is_written_that_is_known_to_be_wrong(ending: str, tmp_path: Pat
         for step in run.steps(10):
             if step == 9:
                 status = until(run, lambda s: s["replayed_step"] == 9)
-                flip_in_replica(status["pid"], model.first.weight, 12_345)
+                rot_in_replica(status["pid"], model.first.weight, flip(12_345))
             turn(model, optimizer)
         if ending == "flush":
             run.flush()
@@ -179,7 +210,7 @@ def test_a_repair_does_not_take_in_half_of_the_next_step(tmp_path: Path) -> None
         for step in run.steps(11):
             if step == 9:
                 status = until(run, lambda s: s["replayed_step"] == 9)
-                flip_in_replica(status["pid"], model.first.weight, 12_345)
+                rot_in_replica(status["pid"], model.first.weight, flip(12_345))
             turn(model, optimizer)
             if step == 10:
                 with pytest.raises(everystep.EverystepError, match="the next one has begun"):
@@ -199,7 +230,7 @@ def test_a_repair_after_the_model_has_grown(tmp_path: Path) -> None:
         for step in run.steps(10):
             if step == 9:
                 status = until(run, lambda s: s["replayed_step"] == 9)
-                flip_in_replica(status["pid"], model.first.weight, 12_345)
+                rot_in_replica(status["pid"], model.first.weight, flip(12_345))
             turn(model, optimizer)
         until(run, lambda s: s["repairs"])
         optimizer.add_param_group({"params": list(model.frozen.parameters())})

@@ -81,7 +81,7 @@ static const Run *run_of(const Run *runs, int64_t count, u64 piece) {
 
 void everystep_digests(const Run *runs, int64_t count, int64_t pieces, u64 *sums, int threads) {
     (void)threads;
-#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads) if (pieces > 1)
     for (int64_t piece = 0; piece < pieces; piece++) {
         const Run *run = run_of(runs, count, (u64)piece);
         const u64 at = ((u64)piece - run->first) * PIECE, left = run->count - at;

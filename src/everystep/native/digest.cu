@@ -9,21 +9,39 @@ typedef struct {
     Run run[RUNS];
 } Runs;
 
-/* Vectors of 16 bytes that begin with a group or within one, never beyond. A thread comes to the same lanes with every
- * vector, as a round of all threads is a whole number of groups. */
+#define ROUNDS 4 /* of loads that are under way together */
+
+/* One instruction; a compiler that has moved the widening elsewhere takes four. */
+ON_DEVICE static inline u64 multiply_add(u32 a, u32 b, u64 sum) {
+#ifdef __CUDACC__
+    asm("mad.wide.u32 %0, %1, %2, %0;" : "+l"(sum) : "r"(a), "r"(b));
+    return sum;
+#else
+    return sum + (u64)a * b;
+#endif
+}
+
+/* Vectors of 16 bytes, none of which goes beyond the group in which it begins. A thread meets the same lanes in each of
+ * its vectors, as all threads together take whole groups. */
 #define SUM_VECTORS(name, words_in_four_bytes, bits, mask) \
     ON_DEVICE static u64 name(const uint4 *vectors, u32 count, u64 start) { \
         enum { WORDS = 4 * words_in_four_bytes }; \
+        const uint4 nothing = {0, 0, 0, 0}; \
         u32 own[WORDS]; \
         u64 sum = 0; \
         for (u32 j = 0; j < WORDS; j++) own[j] = lane_factor((u32)(start + threadIdx.x * WORDS + j) % LANES); \
-        _Pragma("unroll 4") for (u32 i = threadIdx.x; i < count; i += blockDim.x) { \
-            const uint4 vector = vectors[i]; \
-            const u32 four[4] = {vector.x, vector.y, vector.z, vector.w}; \
-            u64 part = 0; \
-            _Pragma("unroll") for (u32 j = 0; j < WORDS; j++) \
-                part += (u64)(four[j / words_in_four_bytes] >> j % words_in_four_bytes * bits & mask) * own[j]; \
-            sum += part * factor((start + (u64)i * WORDS) / LANES); \
+        for (u32 i = threadIdx.x; i < count; i += ROUNDS * blockDim.x) { \
+            uint4 loaded[ROUNDS]; \
+            for (u32 r = 0; r < ROUNDS; r++) \
+                loaded[r] = i + r * blockDim.x < count ? vectors[i + r * blockDim.x] : nothing; \
+            for (u32 r = 0; r < ROUNDS; r++) { \
+                const u32 four[4] = {loaded[r].x, loaded[r].y, loaded[r].z, loaded[r].w}; \
+                const u32 times = factor((start + (u64)(i + r * blockDim.x) * WORDS) / LANES); \
+                u64 part = 0; \
+                for (u32 j = 0; j < WORDS; j++) \
+                    part = multiply_add(four[j / words_in_four_bytes] >> j % words_in_four_bytes * bits & mask, own[j], part); \
+                sum = multiply_add((u32)part, times, sum) + ((part >> 32) * times << 32); \
+            } \
         } \
         return sum; \
     }

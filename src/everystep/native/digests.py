@@ -58,11 +58,13 @@ def weights(groups: Any, lanes: Any) -> Any:
 
 def factor(group: Any) -> Any:
     """`factor` of digest.h, of an array of signed integers."""
-    x = group << 6 & _BITS
+    x = (group << 6) + 0x6A09E640 & _BITS
     x = x ^ x >> 13 & _HIGH
-    x = x * 0xAE2EB155 + (group >> 26) * 0x9E3779C0 & _BITS
+    x = x * 0xAE2EB155 + (group >> 26) * 0x9E3779C0 + 0xBB67AE80 & _BITS
     x = x ^ x >> 11 & _HIGH
-    x = x * 0x881ED163 & _BITS
+    x = x * 0x881ED163 + 0x3C6EF340 & _BITS
+    x = x ^ x >> 12 & _HIGH
+    x = x * 0xFAECBD39 + 0xA54FF500 & _BITS
     return x ^ x >> 13 & _HIGH | 1
 
 

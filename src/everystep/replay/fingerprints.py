@@ -16,7 +16,7 @@ from everystep.replay.nvrtc import Kernel
 
 log = logging.getLogger("everystep")
 
-_COPY_BYTES = 16 << 20  # of tensors that are not contiguous, at a time
+_COPY_BYTES = 8 << 20  # of what is not contiguous, at a time
 _CHUNK = 1 << 19  # words that plain torch takes at a time: three temporaries of 8 bytes each
 _THREADS = 256
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
@@ -35,8 +35,9 @@ def digest_tensors(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 def load_kernels(device: torch.device) -> None:
     """Compile what CUDA needs for digests now: during a step it would cost half a second."""
-    if device.type == "cuda":
-        digest_tensors([torch.zeros(n, device=device) for n in (1, 1023)])
+    types = _INTEGERS.values() if device.type == "cuda" else ()
+    for integer in types:  # where plain torch computes them, it loads code for each
+        digest_tensors([torch.zeros(n, dtype=integer, device=device) for n in (1, 1023)])
 
 
 def _on_the_processor(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -67,9 +68,10 @@ def _kernel(device: torch.device) -> Launch | None:
     except (OSError, AttributeError, RuntimeError) as error:
         problem = str(error)
     if problem:
-        log.warning(
-            "digest_kernel_missing device=%s, torch takes longer reason=%s", device, problem
+        told = (
+            "digest_kernel_missing device=%s: plain torch computes fingerprints, slower; reason: %s"
         )
+        log.warning(told, device, problem)
         return None
     return launch
 
@@ -104,7 +106,7 @@ def in_plain_torch(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     for width in _INTEGERS:  # step counters: hundreds of single numbers
         own = [i for i, t in enumerate(tensors) if t.numel() == 1 and t.element_size() == width]
         if own:
-            words = torch.stack([_words(tensors[i].reshape(1)) for i in own])
+            words = torch.stack([_words(tensors[i]) for i in own])
             sums = _numbers(words).mul_(_weights(0, words.shape[1], words.device)).sum(1)
             found |= dict(zip(own, sums.unbind(), strict=True))
     return torch.stack([found[i] for i in range(len(tensors))])
@@ -113,7 +115,7 @@ def in_plain_torch(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 def _in_chunks(tensor: torch.Tensor) -> torch.Tensor:
     total = torch.zeros((), dtype=torch.int64, device=tensor.device)
     for before, part in _contiguous_parts(tensor, 0):
-        words = _words(part.reshape(-1))
+        words = _words(part)
         start = before * max(tensor.element_size() // 4, 1)
         for at in range(0, len(words), _CHUNK):
             some = _numbers(words[at : at + _CHUNK])
@@ -128,8 +130,10 @@ def _weights(start: int, count: int, device: torch.device) -> torch.Tensor:
     return found[skipped : skipped + count]
 
 
-def _words(flat: torch.Tensor) -> torch.Tensor:
-    return flat.view(_INTEGERS[flat.element_size()])
+def _words(part: torch.Tensor) -> torch.Tensor:
+    """Of a contiguous tensor; where there is at most one element, torch calls any stride contiguous."""
+    flat = part.as_strided((part.numel(),), (1,))
+    return flat.view(_INTEGERS[part.element_size()])
 
 
 def _numbers(words: torch.Tensor) -> torch.Tensor:

@@ -6,17 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from operator import attrgetter, is_, itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
 
+from everystep.capture.glance import check_slots
 from everystep.capture.names import logical_names, walk
 from everystep.compression.compressor import residuals_of
 from everystep.core.census import Atom, Census, Mode, OptimizerSpec
 from everystep.errors import UsageError
 from everystep.replay.choose import choose
 from everystep.replay.optimizers import class_path, mode_of
+from everystep.replay.slots import split
 from everystep.replay.tensors import dtype_name
 
 _SWITCHES = (
@@ -37,6 +39,14 @@ kind = attrgetter("dtype", "shape")
 kind_of_gradient = attrgetter("layout", "dtype", "shape")  # (strided, *kind) if it can be logged
 
 
+class LiveSlots(NamedTuple):
+    """What an optimizer holds of one atom."""
+
+    tensors: dict[str, torch.Tensor]
+    others: dict[Any, Any]
+    is_empty: bool  # there is a state, and nothing in it
+
+
 @dataclass
 class LiveCensus:
     """The census and the live objects it describes, in the same order. Owned by the training thread."""
@@ -49,6 +59,7 @@ class LiveCensus:
     powers: dict[float, bytes] = field(default_factory=dict)  # what fused twins need of the device
 
     def __post_init__(self) -> None:
+        self.groups_of = [_numbers(spec.groups) for spec in self.census.optimizers]
         self.kinds = list(map(kind, self.tensors))
         self._forms = self._group_forms()
         moved = [atom for spec in self.census.optimizers for atom in spec.atoms]
@@ -95,6 +106,26 @@ class LiveCensus:
     def state_of(self, optimizer: int, atom: int) -> dict[str, Any]:
         """An optimizer's live state of one atom; empty while there is none."""
         return dict(self.optimizers[optimizer].state.get(self.tensors[atom], {}))
+
+    def slots_of(self, optimizer: int, atom: int) -> LiveSlots:
+        """The same, by the way its parts travel."""
+        owner, parameter = self.optimizers[optimizer], self.tensors[atom]
+        state = owner.state.get(parameter)
+        if state is None:
+            return LiveSlots({}, {}, False)
+        check_slots(state, self.where(optimizer, atom))
+        number = self.groups_of[optimizer][atom]
+        tensors, others = split(owner, owner.param_groups[number], parameter, state)
+        return LiveSlots(tensors, others, not state)
+
+    def where(self, optimizer: int, atom: int) -> str:
+        """How a message names the state of an atom."""
+        key, name = self.census.optimizers[optimizer].key, self.census.atoms[atom].name
+        return f"optimizer[{key!r}].state[{name!r}]"
+
+
+def _numbers(groups: tuple[tuple[int, ...], ...]) -> dict[int, int]:
+    return {atom: number for number, group in enumerate(groups) for atom in group}
 
 
 def _form(group: dict[str, Any]) -> tuple[object, ...]:

@@ -32,9 +32,8 @@ def by_device(
     for index in optimizers:
         spec = live.census.optimizers[index]
         for atom in (a for a in spec.atoms if a in wanted):
-            for name, slot in live.state_of(index, atom).items():
-                if isinstance(slot, torch.Tensor):
-                    found.setdefault(slot.device, {})[atom, f"{spec.key}/{name}"] = slot
+            for name, slot in live.slots_of(index, atom).tensors.items():
+                found.setdefault(slot.device, {})[atom, f"{spec.key}/{name}"] = slot
     return found
 
 

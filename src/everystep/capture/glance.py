@@ -10,8 +10,11 @@ from typing import Any
 
 import torch
 
+from everystep.errors import UnsupportedState
+
 Slots = dict[str, tuple[int, object]]  # name: identity, and the hints of a tensor
 _version = attrgetter("_version")
+_PARAMETERS = {torch.nn.Parameter, torch.Tensor}
 
 
 class Hints:
@@ -36,32 +39,64 @@ class Hints:
         return list(zip(self.addresses, self.versions, strict=True))
 
 
+def has_other_keys(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether `optimizer.state` holds something under a key that is no tensor."""
+    kinds = set(map(type, optimizer.state))
+    return not kinds <= _PARAMETERS and any(not issubclass(k, torch.Tensor) for k in kinds)
+
+
+def states_of(
+    optimizer: torch.optim.Optimizer,
+) -> tuple[list[torch.Tensor], list[dict[str, Any]]]:
+    """Parameters and their slots. What lies under other keys goes with the groups."""
+    owners, states = list(optimizer.state), list(optimizer.state.values())
+    if has_other_keys(optimizer):
+        places = [i for i, owner in enumerate(owners) if isinstance(owner, torch.Tensor)]
+        owners, states = [owners[i] for i in places], [states[i] for i in places]
+    if not set(map(type, states)) <= {dict}:
+        for owner, state in zip(owners, states, strict=True):
+            check_slots(state, f"optimizer.state of a parameter of shape {list(owner.shape)}")
+    return owners, states
+
+
+def check_slots(state: object, where: str) -> None:
+    if not isinstance(state, dict):
+        raise UnsupportedState(
+            f"{where}: a {type(state).__name__}, expected a dict of slots",
+            hint="keep what belongs to a parameter under a name: optimizer.state[p]['name'] = ...",
+        )
+
+
 class Glance:
     """Which objects there are, where they lie and how often they were written."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        states: list[dict[str, Any]] = list(optimizer.state.values())
-        self._owners = list(optimizer.state)
+        self._owners, states = states_of(optimizer)
         self._names = [list(state) for state in states]
+        self._all_names = list(chain.from_iterable(states))
         self._values = list(chain.from_iterable(map(dict.values, states)))
-        self._tensors = [v for v in self._values if isinstance(v, torch.Tensor)]
+        self._tensors = [
+            v for v in self._values if isinstance(v, torch.Tensor) and v.layout is torch.strided
+        ]
         self._hints = Hints(self._tensors)
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> bool:
         """Follow a step that writes into its slots and replaces none. False: it made new ones."""
-        slots = sum(map(len, optimizer.state.values()))
-        if slots != len(self._values) or len(optimizer.state) != len(self._owners):
+        owners, states = states_of(optimizer)
+        if sum(map(len, states)) != len(self._values) or len(owners) != len(self._owners):
             return False
         self._hints.after_writes(self._tensors)
         return True
 
     def still_holds(self, optimizer: torch.optim.Optimizer) -> bool:
-        values = list(chain.from_iterable(map(dict.values, optimizer.state.values())))
+        owners, states = states_of(optimizer)
+        values = list(chain.from_iterable(map(dict.values, states)))
         return (
             len(values) == len(self._values)
-            and len(optimizer.state) == len(self._owners)
+            and len(owners) == len(self._owners)
             and all(map(is_, values, self._values))
-            and all(map(is_, optimizer.state, self._owners))
+            and list(chain.from_iterable(states)) == self._all_names
+            and all(map(is_, owners, self._owners))
             and Hints(self._tensors) == self._hints
         )
 

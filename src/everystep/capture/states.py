@@ -7,7 +7,6 @@ is spread over as many steps as that takes.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 
@@ -91,16 +90,15 @@ class StateSender:
                 self._fly(atom)
 
     def _slots(self, index: int, atoms: list[int], stays: bool) -> None:
+        """All slots of these atoms: tensors one by one, then the others together. An empty state is told too:
+        it is not the same as none."""
         prefix = self._live.census.optimizers[index].key + "/"
         for atom in atoms:
-            others: dict[str, Any] = {}
-            for name, value in self._live.state_of(index, atom).items():
-                if isinstance(name, str) and isinstance(value, torch.Tensor):
-                    self._outbox.tensor(atom, prefix + name, value, stays=stays)
-                else:
-                    others[name] = value
-            if others:
-                encoded = values.encode(others, f"optimizer state of atom {atom}", pack)
+            state = self._live.slots_of(index, atom)
+            for name, value in state.tensors.items():
+                self._outbox.tensor(atom, prefix + name, value, stays=stays)
+            if state.others or state.is_empty:
+                encoded = values.encode(state.others, self._live.where(index, atom), pack)
                 self._outbox.room(0, len(encoded))
                 self._outbox.add(SlotValues(atom, index, encoded))
             self._versions[atom] = self.target

@@ -140,8 +140,9 @@ class Watch:
         old, new = before.slots(), now.slots()
         for atom in self._atoms[index]:
             owner = id(self._live.tensors[atom])
-            was, there = old.get(owner, {}), new.get(owner, {})
-            lost |= bool(was.keys() - there.keys())
+            was, there = old.get(owner), new.get(owner)
+            lost |= bool((was or {}).keys() - (there or {}).keys())
+            lost |= there is None and was is not None
             if was != there and atom not in edited:
                 edited.append(atom)
         self._slot_bytes[index].mark(anew=True)

@@ -8,21 +8,33 @@ comes back as a Counter. Tensors belong to the caller's framework and pass throu
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from reprlib import Repr
 from typing import Any
 
 import msgspec
 
 from everystep.errors import CorruptData, UnsupportedState
+from everystep.format.arrays import array_to_plain, plain_to_array
+from everystep.format.unstorable import Unstorable
 
 Pack = Callable[[Any], tuple[str, Any] | None]
 """Turns a foreign value into (tag, plain payload), or None if it does not know the type."""
 Unpack = Callable[[str, Any], Any]
 """Turns (tag, payload) back; raises KeyError for a tag it does not know."""
 
-_PLAIN = (type(None), bool, float, str, bytes)
+_PLAIN = (type(None), bool, float, bytes)
 _INT_MIN, _INT_MAX = -(1 << 63), (1 << 64) - 1
 _DEPTH_MAX = 64
+_SHOWN = 200  # characters of a path
+_HINT = (
+    "return plain containers, numbers, strings, bytes, numpy arrays or tensors from state_dict()"
+)
+_HINTS = {
+    "numpy.random.": "store its state: rng.bit_generator.state, or rng.get_state() of a RandomState",
+    "random.Random": "store its state: rng.getstate()",
+    "torch._C.Generator": "store its state: generator.get_state()",
+}
 _MALFORMED = (
     msgspec.DecodeError,
     LookupError,
@@ -32,6 +44,8 @@ _MALFORMED = (
     OverflowError,
     RecursionError,
 )
+_repr = Repr()
+_repr.maxstring = _repr.maxother = _SHOWN
 
 
 def no_foreign(value: Any) -> tuple[str, Any] | None:
@@ -43,9 +57,34 @@ def as_raw(tag: str, payload: Any) -> Any:
     return (tag, payload)
 
 
+def shown(key: object) -> str:
+    """A key as a path names it; a `repr` that fails or has no end does no harm."""
+    return _repr.repr(key)
+
+
 def encode(value: Any, where: str, pack: Pack = no_foreign) -> bytes:
     """Bytes of `value`; an unsupported type is refused with its path, which starts at `where`."""
-    return msgspec.msgpack.encode(_to_plain(value, where, pack, 0))
+    return msgspec.msgpack.encode(to_plain(value, where, pack))
+
+
+def encode_dict(members: Mapping[str, Any]) -> bytes:
+    """Bytes of a dict whose values `to_plain` has made already, each with a path of its own."""
+    return encode_plain({"dict": [[name, plain] for name, plain in members.items()]})
+
+
+def encode_plain(plain: Any) -> bytes:
+    """Bytes of what `to_plain` gave."""
+    return msgspec.msgpack.encode(plain)
+
+
+def to_plain(value: Any, where: str, pack: Pack = no_foreign) -> Any:
+    """What stands for `value` in msgpack."""
+    try:
+        return _to_plain(value, pack, 0)
+    except Unstorable as refused:
+        path = where + refused.path
+        path = path if len(path) <= _SHOWN else f"{path[:_SHOWN]}…"
+        raise UnsupportedState(f"{path}: {refused.words}", hint=refused.hint) from None
 
 
 def decode(data: bytes, unpack: Unpack = as_raw) -> Any:
@@ -55,69 +94,102 @@ def decode(data: bytes, unpack: Unpack = as_raw) -> Any:
         raise CorruptData(f"decode user state of {len(data)} bytes: {error}") from error
 
 
-def _to_plain(value: Any, where: str, pack: Pack, depth: int) -> Any:
+def keys_of(data: bytes) -> list[str]:
+    """The text keys of an encoded dict; what its values hold is not looked at."""
+    return [key for key, _ in _pairs_of(data) if isinstance(key, str)]
+
+
+def without(data: bytes, key: str) -> bytes:
+    """An encoded dict without one of its text keys."""
+    kept = [pair for pair in _pairs_of(data) if pair[0] != key]
+    return msgspec.msgpack.encode({"dict": kept})
+
+
+def _pairs_of(data: bytes) -> list[list[Any]]:
+    try:
+        pairs: list[list[Any]] = msgspec.msgpack.decode(data)["dict"]
+        return pairs
+    except _MALFORMED as error:
+        raise CorruptData(f"decode a dict of {len(data)} bytes: {error}") from error
+
+
+def _to_plain(value: Any, pack: Pack, depth: int) -> Any:
     if depth > _DEPTH_MAX:
-        raise UnsupportedState(
-            f"{where}: nested deeper than {_DEPTH_MAX} levels, or refers to itself"
+        raise Unstorable(
+            f"nested deeper than {_DEPTH_MAX} levels, or refers to itself",
+            "store a flatter structure: a tree, without references back",
         )
     kind = type(value)
     if kind in _PLAIN:
         return value
     if kind is int:
         return value if _INT_MIN <= value <= _INT_MAX else {"int": str(value)}
+    if kind is str:
+        return value if value.isascii() else _text(value)
     if kind is list:
-        return _items(value, where, pack, depth)
+        return _items(value, pack, depth)
+    # containers are copied before they are walked over: a thread may still change them
     if kind in (dict, OrderedDict, Counter):
         tag = {dict: "dict", OrderedDict: "ordered", Counter: "counter"}[kind]
-        return {tag: [_pair(k, v, where, pack, depth) for k, v in value.items()]}
+        return {tag: [_pair(k, v, pack, depth) for k, v in list(value.items())]}
     if kind is tuple:
-        return {"tuple": _items(value, where, pack, depth)}
+        return {"tuple": _items(value, pack, depth)}
     if kind in (set, frozenset):
-        return {kind.__name__: _items(list(value), where, pack, depth)}
+        return {kind.__name__: _items(list(value), _for_keys(pack), depth)}
     if kind is deque:
-        return {"deque": [value.maxlen, _items(list(value), where, pack, depth)]}
+        return {"deque": [value.maxlen, _items(list(value), pack, depth)]}
     if kind is complex:
         return {"complex": [value.real, value.imag]}
     if kind is range:
-        return {"range": [value.start, value.stop, value.step]}
-    if kind.__module__ == "numpy":
-        return _numpy_to_plain(value, where)
-    packed = pack(value)
+        return {"range": [_to_plain(n, pack, depth) for n in (value.start, value.stop, value.step)]}
+    packed = array_to_plain(value) or pack(value)
     if packed is None:
-        raise UnsupportedState(
-            f"{where}: type {kind.__module__}.{kind.__qualname__} cannot be stored",
-            hint="return plain containers, numbers, strings, bytes, numpy arrays or tensors "
-            "from state_dict()",
-        )
+        name = f"{kind.__module__}.{kind.__qualname__}"
+        hints = (hint for start, hint in _HINTS.items() if name.startswith(start))
+        raise Unstorable(f"type {name} cannot be stored", next(hints, _HINT))
     return {packed[0]: packed[1]}
 
 
-def _items(values: Any, where: str, pack: Pack, depth: int) -> list[Any]:
-    return [_to_plain(v, f"{where}[{i}]", pack, depth + 1) for i, v in enumerate(values)]
+def _text(value: str) -> Any:
+    try:
+        value.encode()
+    except UnicodeEncodeError:  # half of a pair: Python's strings may hold one, UTF-8 may not
+        return {"text": value.encode("utf-8", "surrogatepass")}
+    return value
 
 
-def _pair(key: Any, value: Any, where: str, pack: Pack, depth: int) -> list[Any]:
-    inner = f"{where}[{key!r}]"
-    return [_to_plain(key, inner, pack, depth + 1), _to_plain(value, inner, pack, depth + 1)]
+def _items(members: Iterable[Any], pack: Pack, depth: int) -> list[Any]:
+    found: list[Any] = []
+    for member in list(members):
+        try:
+            found.append(_to_plain(member, pack, depth + 1))
+        except Unstorable as refused:
+            refused.within(f"[{len(found)}]")
+            raise
+    return found
 
 
-def _numpy_to_plain(value: Any, where: str) -> Any:
-    import numpy as np  # only when numpy values are there: the shadow starts without it
+def _pair(key: Any, value: Any, pack: Pack, depth: int) -> list[Any]:
+    try:
+        return [
+            _to_plain(key, _for_keys(pack), depth + 1),
+            _to_plain(value, pack, depth + 1),
+        ]
+    except Unstorable as refused:
+        refused.within(f"[{shown(key)}]")
+        raise
 
-    if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
-        tag = "ndarray" if isinstance(value, np.ndarray) else "npscalar"
-        return {tag: [value.dtype.str, list(value.shape), value.tobytes()]}
-    raise UnsupportedState(
-        f"{where}: numpy value of type {type(value).__qualname__} cannot be stored"
-    )
 
+def _for_keys(pack: Pack) -> Pack:
+    def pack_key(value: Any) -> tuple[str, Any] | None:
+        packed = pack(value)
+        if packed is not None and packed[0] == "tensor":  # equal to itself alone, and to no copy
+            raise Unstorable(
+                "a tensor as a key cannot be stored", "use a name or a number as the key"
+            )
+        return packed
 
-def _numpy_from_plain(tag: str, payload: Any) -> Any:
-    import numpy as np
-
-    dtype, shape, data = payload
-    array = np.frombuffer(data, dtype=np.dtype(dtype)).reshape(shape).copy()
-    return array if tag == "ndarray" else array[()]
+    return pack_key
 
 
 def _from_plain(plain: Any, unpack: Unpack) -> Any:
@@ -137,10 +209,12 @@ def _from_plain(plain: Any, unpack: Unpack) -> Any:
         return deque((_from_plain(v, unpack) for v in body[1]), maxlen=body[0])
     if tag == "int":
         return int(body)
+    if tag == "text":
+        return body.decode("utf-8", "surrogatepass")
     if tag == "complex":
         return complex(*body)
     if tag == "range":
-        return range(*body)
+        return range(*(_from_plain(n, unpack) for n in body))
     if tag in ("ndarray", "npscalar"):
-        return _numpy_from_plain(tag, body)
+        return plain_to_array(tag, body)
     return unpack(tag, body)

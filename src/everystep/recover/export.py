@@ -16,6 +16,7 @@ from everystep.core.events import GRADIENT
 from everystep.errors import StepUnavailable, StoreError, UsageError
 from everystep.format import values
 from everystep.format.base import safetensors_header
+from everystep.format.optimizer import OptimizerValues, decode_values
 from everystep.recover.state import State, StateTensor
 from everystep.replay.tensors import unpack, view_tensor
 from everystep.store.commit import sync_dir
@@ -94,12 +95,13 @@ def _optimizer(state: State, index: int) -> dict[str, Any]:
         if optimizer == index:
             slots.setdefault(number[atom], {}).update(values.decode(encoded, unpack))
     encoded = state.session.groups[index]
-    groups = values.decode(encoded, unpack) if encoded else [{} for _ in spec.groups]
+    none = OptimizerValues([{} for _ in spec.groups])
+    told = decode_values(encoded, unpack) if encoded else none
     parameters = [[number[atom] for atom in group] for group in spec.groups]
     return {
-        "state": {i: slots[i] for i in sorted(slots)},
+        "state": {i: slots[i] for i in sorted(slots)} | {k: value for _, k, value in told.state},
         "param_groups": [
-            {**group, "params": own} for group, own in zip(groups, parameters, strict=True)
+            {**group, "params": own} for group, own in zip(told.groups, parameters, strict=True)
         ],
     }
 

@@ -5,23 +5,22 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
 from everystep.core.census import Census, mismatches
-from everystep.core.dtypes import tensor_bytes
-from everystep.core.events import GRADIENT, Call, Edit, Event, Rebase, Seal, SlotValues
+from everystep.core.events import GRADIENT, Call, Edit, Rebase, SlotValues
 from everystep.errors import CorruptData, ModelMismatch
-from everystep.format import values
 from everystep.format.entry import unframe_entries
 from everystep.lane.runtime import ShadowCard
 from everystep.recover.expand import Expander
-from everystep.recover.find import Found, FoundTensor
+from everystep.recover.find import Found
 from everystep.recover.pending import Pending
+from everystep.recover.slots import SlotLoader, in_order
 from everystep.recover.upload import Uploads
 from everystep.replay.apply import apply_call, set_groups, write_edit
-from everystep.replay.tensors import Payload, unpack, view_tensor
+from everystep.replay.tensors import Payload, view_tensor
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +77,8 @@ def load_values(
         if t.atom in ids:
             versions[ids[t.atom]] = t.version
             if not t.slot:
-                uploads.copy(tensors[ids[t.atom]].detach(), view_tensor(t.data, t.dtype, t.shape))
+                value = view_tensor(t.data, t.dtype, t.shape)
+                uploads.copy(*distinct(tensors[ids[t.atom]].detach(), value))
     return versions
 
 
@@ -122,17 +122,11 @@ def load_optimizers(
         encoded = found.session.groups[index] if index < len(found.session.groups) else b""
         if encoded:
             set_groups(optimizer, encoded)
-    by_key = {
-        key: (optimizer, {id(p): g for g in optimizer.param_groups for p in g["params"]})
-        for key, optimizer in optimizers
-    }
+    slots = _slot_loader(found, optimizers, tensors, ids)
     for t in found.tensors():
         if t.slot and t.slot != GRADIENT:
-            key, _, name = t.slot.rpartition("/")
-            optimizer, groups = by_key[key]
-            parameter = tensors[ids[t.atom]]
-            slot = _load_slot(t, name, parameter, groups[id(parameter)], uploads)
-            optimizer.state[parameter][name] = slot
+            room = slots.replace(t.atom, t.slot, t.dtype, t.shape)
+            uploads.copy(room, view_tensor(t.data, t.dtype, t.shape))
 
 
 def redo_tail(
@@ -145,23 +139,25 @@ def redo_tail(
     """Slots that are no tensors, whatever the log tail still holds, then gradients that wait for a step."""
     specs = {spec.key: i for i, spec in enumerate(found.census.optimizers)}
     by_index = {specs[key]: optimizer for key, optimizer in optimizers}
+    slots = _slot_loader(found, optimizers, tensors, ids)
     for atom, index, encoded in found.session.values:
-        state = by_index[index].state[tensors[ids[atom]]]
-        state.update(_to_device(values.decode(encoded, unpack), tensors[ids[atom]].device))
+        slots.values(SlotValues(atom, index, encoded))
     for _, optimizer in optimizers:
-        _in_order(optimizer)
-    _replay_tail(found, by_index, tensors, ids, pending)
+        in_order(optimizer)
+    _replay_tail(found, by_index, tensors, ids, slots, pending)
     atoms = {atom for spec in found.census.optimizers for atom in spec.atoms}
     pending.finish(found.session.pending, atoms)
 
 
-def _in_order(optimizer: torch.optim.Optimizer) -> None:
-    """States in the order of the parameters, as an optimizer's first step makes them: who walks over
-    `optimizer.state` meets them as before."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    ordered = [(p, optimizer.state[p]) for p in parameters if p in optimizer.state]
-    optimizer.state.clear()
-    optimizer.state.update(ordered)
+def _slot_loader(
+    found: Found,
+    optimizers: Sequence[tuple[str, torch.optim.Optimizer]],
+    tensors: Sequence[torch.Tensor],
+    ids: dict[int, int],
+) -> SlotLoader:
+    specs = {spec.key: i for i, spec in enumerate(found.census.optimizers)}
+    by_index = {specs[key]: optimizer for key, optimizer in optimizers}
+    return SlotLoader(found.census, by_index, lambda atom: tensors[ids[atom]])
 
 
 def _check_groups(
@@ -201,119 +197,45 @@ def _add_groups(
         optimizer.add_param_group({"params": parameters})
 
 
-def _load_slot(
-    found: FoundTensor,
-    name: str,
-    parameter: torch.Tensor,
-    group: dict[str, Any],
-    uploads: Uploads,
-) -> torch.Tensor:
-    # torch keeps step counters on the CPU unless the kernel reads them itself
-    on_cpu = name == "step" and not (group.get("capturable") or group.get("fused"))
-    device = torch.device("cpu") if on_cpu else parameter.device
-    stored = view_tensor(found.data, found.dtype, found.shape)
-    # fused kernels walk memory: a slot must lie as its parameter does (channels_last)
-    like = parameter if stored.shape == parameter.shape else stored
-    slot = torch.empty_like(like, dtype=stored.dtype, device=device).detach()
-    uploads.copy(slot, stored)
-    return slot
-
-
 def _replay_tail(
     found: Found,
     optimizers: dict[int, torch.optim.Optimizer],
     tensors: Sequence[torch.Tensor],
     ids: dict[int, int],
+    slots: SlotLoader,
     pending: Pending,
 ) -> None:
     frames = chain([found.tail], (record.body for record in found.log))
-    sent: set[tuple[int, str]] = set()  # slots that came since the last seal
     entries = chain.from_iterable(map(unframe_entries, frames))
     with Expander(found.census, tensors) as expander:
         for events, payload in expander.payloads(entries):
             for event in events:
-                if isinstance(event, Edit) and event.slot == GRADIENT:
-                    write_edit(pending.of(event.atom), event, payload)
-                    continue
-                if isinstance(event, Edit):
-                    sent.add((event.atom, event.slot))
+                if isinstance(event, Call):
+                    _replay_call(event, payload, found, optimizers, tensors, ids)
+                elif isinstance(event, Edit):
+                    waits = event.slot == GRADIENT
+                    target = pending.of(event.atom) if waits else slots.target(event)
+                    write_edit(target, event, payload)
+                elif isinstance(event, SlotValues):
+                    slots.values(event)
                 elif isinstance(event, Rebase):
-                    _drop_slots(event, sent, found.census, optimizers, tensors, ids)
-                elif isinstance(event, Seal):
-                    sent.clear()
-                _replay_event(event, payload, found, optimizers, tensors, ids)
+                    slots.rebase(event)
     for index, optimizer in optimizers.items():  # a tail leaves the scalars of its last call
         encoded = found.session.groups[index] if index < len(found.session.groups) else b""
         if encoded:
             set_groups(optimizer, encoded)
 
 
-def _drop_slots(
-    rebase: Rebase,
-    sent: set[tuple[int, str]],
-    census: Census,
-    optimizers: dict[int, torch.optim.Optimizer],
-    tensors: Sequence[torch.Tensor],
-    ids: dict[int, int],
-) -> None:
-    """What was sent is all there is of these atoms: other slots had been thrown away."""
-    for index, optimizer in optimizers.items():
-        spec = census.optimizers[index]
-        for atom in set(rebase.atoms) & set(spec.atoms):
-            state = optimizer.state.get(tensors[ids[atom]], {})
-            for name in [n for n, value in state.items() if isinstance(value, torch.Tensor)]:
-                if (atom, f"{spec.key}/{name}") not in sent:
-                    del state[name]
-            if not state:
-                optimizer.state.pop(tensors[ids[atom]], None)
-
-
-def _replay_event(
-    event: Event,
+def _replay_call(
+    call: Call,
     payload: Payload,
     found: Found,
     optimizers: dict[int, torch.optim.Optimizer],
     tensors: Sequence[torch.Tensor],
     ids: dict[int, int],
 ) -> None:
-    if isinstance(event, Call):
-        spec = found.census.optimizers[event.optimizer]
-        parameters = [tensors[ids[atom]] for atom in spec.atoms]
-        apply_call(optimizers[event.optimizer], parameters, event, found.census, payload)
-    elif isinstance(event, Edit):
-        _replay_edit(event, payload, found.census, optimizers, tensors[ids[event.atom]])
-    elif isinstance(event, SlotValues):
-        parameter = tensors[ids[event.atom]]
-        state = optimizers[event.optimizer].state[parameter]
-        state.update(_to_device(values.decode(event.values, unpack), parameter.device))
+    spec = found.census.optimizers[call.optimizer]
+    parameters = [tensors[ids[atom]] for atom in spec.atoms]
+    apply_call(optimizers[call.optimizer], parameters, call, found.census, payload)
 
 
-def _replay_edit(
-    edit: Edit,
-    payload: Payload,
-    census: Census,
-    optimizers: dict[int, torch.optim.Optimizer],
-    parameter: torch.Tensor,
-) -> None:
-    if edit.slot:
-        key, _, name = edit.slot.rpartition("/")
-        index = next(i for i, spec in enumerate(census.optimizers) if spec.key == key)
-        state = optimizers[index].state[parameter]
-        if name not in state or tuple(state[name].shape) != edit.shape:
-            room = memoryview(bytearray(tensor_bytes(edit.dtype, edit.shape)))
-            state[name] = view_tensor(room, edit.dtype, edit.shape).to(parameter.device)
-        target = state[name]
-    else:
-        target = parameter
-    write_edit(target, edit, payload)
-
-
-def _to_device(value: Any, device: torch.device) -> Any:
-    """Tensors inside slot values go where their parameter is."""
-    if isinstance(value, torch.Tensor):
-        return value.to(device)
-    if isinstance(value, list | tuple):
-        return type(value)(_to_device(v, device) for v in value)
-    if isinstance(value, dict):
-        return {k: _to_device(v, device) for k, v in value.items()}
-    return value

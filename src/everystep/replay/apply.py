@@ -8,14 +8,15 @@ import torch
 
 from everystep.core.census import Census, gradient_layout
 from everystep.core.events import Call, Edit, unpack_presence
-from everystep.format import values
+from everystep.format.optimizer import decode_values
+from everystep.replay.extras import set_attributes, set_other_state
 from everystep.replay.optimizers import (
     on_cpu,
     prefer_multi_tensor,
     rewrites_gradients,
     step_unseen,
 )
-from everystep.replay.tensors import Payload, unpack, view_tensor, view_tensors
+from everystep.replay.tensors import Payload, distinct, unpack_on, view_tensor, view_tensors
 
 
 def apply_call(
@@ -61,7 +62,8 @@ def write_edit(target: torch.Tensor, edit: Edit, payload: Payload) -> None:
         flat = rows.view(-1).view(torch.uint8)
         flat[edit.start : edit.start + edit.nbytes].copy_(data)
         if rows.data_ptr() != target.data_ptr():
-            target.copy_(rows)
+            into, elements = distinct(target, rows)
+            into.copy_(elements)
 
 
 def _laid_out(gradient: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
@@ -75,8 +77,14 @@ def _laid_out(gradient: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
 
 def set_groups(optimizer: torch.optim.Optimizer, encoded: bytes) -> None:
     """Give every param group the values it had in the trainer, and no others: some optimizers add a key when
-    they step. What they have by default stays: another torch may know more of it than the log does."""
-    for group, logged in zip(optimizer.param_groups, values.decode(encoded, unpack), strict=True):
+    they step. What they have by default stays: another torch may know more of it than the log does.
+    State under keys that are no parameters, and attributes, come back too."""
+    device = next((p.device for g in optimizer.param_groups for p in g["params"]), None)
+    told = decode_values(encoded, unpack_on(device or torch.device("cpu")))
+    set_other_state(optimizer, told.state)
+    if told.attributes is not None:
+        set_attributes(optimizer, told.attributes, told.unrecorded)
+    for group, logged in zip(optimizer.param_groups, told.groups, strict=True):
         for key in group.keys() - logged.keys() - optimizer.defaults.keys() - {"params"}:
             del group[key]
         on_cuda = any(p.is_cuda for p in group["params"])

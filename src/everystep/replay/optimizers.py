@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -34,6 +35,25 @@ _NO_LOG = {
 def class_path(optimizer: torch.optim.Optimizer) -> str:
     kind = type(optimizer)
     return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def is_torchs(optimizer: torch.optim.Optimizer) -> bool:
+    return type(optimizer).__module__.startswith("torch.optim")
+
+
+def attributes_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """What the object holds beyond what every optimizer does: the counter of a Lookahead, a running mean."""
+    own = vars(optimizer).items()
+    return {name: value for name, value in own if name not in _names_of_every_optimizer()}
+
+
+@cache
+def _names_of_every_optimizer() -> frozenset[str]:
+    class Bare(torch.optim.Optimizer):
+        """Nothing but what the base class sets."""
+
+    # a GradScaler sets the last two before each step, and a call carries them
+    return frozenset([*vars(Bare([torch.zeros(1)], {})), "grad_scale", "found_inf"])
 
 
 def mode_of(path: str) -> tuple[Mode, str]:

@@ -8,21 +8,55 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from everystep.core.dtypes import ELEMENT_TYPES
 from everystep.errors import UnsupportedState
+from everystep.format.unstorable import Unstorable
+from everystep.format.values import Unpack
 
 _BY_NAME: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ELEMENT_TYPES}
+_PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _BY_DTYPE = {dtype: name for name, dtype in _BY_NAME.items()}
+
+
+def why_not_stored(tensor: torch.Tensor) -> tuple[str, str] | None:
+    """What is in the way of storing a tensor's elements, and what to do; None: nothing."""
+    kind = type(tensor)
+    if kind not in _PLAIN_TYPES:
+        if is_lazy(tensor):
+            return "it is not initialized yet", "run one forward before attach"
+        if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+            name = f"{kind.__module__}.{kind.__qualname__}"
+            return f"a {name} is no plain tensor", "this version stores plain tensors only"
+    if tensor.is_meta:
+        return "it is on the meta device and has no values", "initialize it on a real device first"
+    if tensor.is_nested:
+        return "it is a nested tensor", "store the tensors that it is made of: x.unbind()"
+    if tensor.layout is not torch.strided:
+        return f"its layout is {tensor.layout}, expected strided", "make it dense: x.to_dense()"
+    if tensor.dtype not in _BY_DTYPE:
+        known = ", ".join(_BY_NAME)
+        return f"its dtype is {tensor.dtype}", f"convert it to one of {known}"
+    return None
 
 
 def dtype_name(tensor: torch.Tensor, where: str) -> str:
     name = _BY_DTYPE.get(tensor.dtype)
-    if name is None or tensor.layout is not torch.strided:
-        raise UnsupportedState(
-            f"{where}: tensors of {tensor.dtype}, {tensor.layout} cannot be stored"
-        )
+    reason = why_not_stored(tensor) if name is None or tensor.layout is not torch.strided else None
+    if name is None or reason is not None:
+        words, hint = reason or ("", "")
+        raise UnsupportedState(f"{where}: this tensor cannot be stored: {words}", hint=hint)
     return name
+
+
+def dtype_of(name: str) -> torch.dtype:
+    return _BY_NAME[name]
+
+
+def is_resolved(tensor: torch.Tensor) -> bool:
+    """Whether its memory holds its elements as they are: a lazy conjugate's does not, nor a negative's."""
+    return not (tensor.is_conj() or tensor.is_neg())
 
 
 Payload = memoryview | torch.Tensor  # bytes of the host, or of a device
@@ -58,16 +92,27 @@ def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
 
 
+def distinct(target: torch.Tensor, source: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both without what an expanded target repeats: torch writes no element twice."""
+    for dim, (size, stride) in enumerate(zip(target.shape, target.stride(), strict=True)):
+        if size > 1 and stride == 0:
+            target, source = target.narrow(dim, 0, 1), source.narrow(dim, 0, 1)
+    return target, source
+
+
 def raw_bytes(tensor: torch.Tensor) -> memoryview:
     """The bytes of a tensor in row-major order; a view where its memory already is that."""
-    flat = tensor.detach().cpu().contiguous().view(-1)
+    flat = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().view(-1)
     return flat.view(torch.uint8).numpy().data
 
 
 def pack(value: Any) -> tuple[str, Any] | None:
     """Adapter for `values.encode`: tensors and the few other types of torch that states hold."""
     if isinstance(value, torch.Tensor):
-        name = dtype_name(value, "tensor")
+        reason = why_not_stored(value) or _other_type(value)
+        if reason is not None:
+            raise Unstorable(f"this tensor cannot be stored: {reason[0]}", reason[1])
+        name = _BY_DTYPE[value.dtype]
         return "tensor", [name, list(value.shape), bytes(raw_bytes(value)), value.device.type]
     if isinstance(value, torch.Size):
         return "size", list(value)
@@ -76,6 +121,25 @@ def pack(value: Any) -> tuple[str, Any] | None:
     if isinstance(value, torch.device):
         return "device", str(value)
     return None
+
+
+def _other_type(tensor: torch.Tensor) -> tuple[str, str] | None:
+    """A plain tensor would come back in its stead."""
+    if type(tensor) in _PLAIN_TYPES:
+        return None
+    name = f"{type(tensor).__module__}.{type(tensor).__qualname__}"
+    return f"its type is {name}", "store x.as_subclass(torch.Tensor)"
+
+
+def unpack_on(device: torch.device) -> Unpack:
+    """As `unpack`, but tensors that were on a device when they were stored come back on this one."""
+
+    def unpack_there(tag: str, payload: Any) -> Any:
+        found = unpack(tag, payload)
+        moves = tag == "tensor" and payload[3] != "cpu"
+        return found.to(device) if moves else found
+
+    return unpack_there
 
 
 def unpack(tag: str, payload: Any) -> Any:

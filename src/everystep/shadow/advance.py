@@ -10,7 +10,8 @@ import torch
 from everystep.core.census import Census
 from everystep.core.events import Call
 from everystep.format import values
-from everystep.replay import optimizers, tensors
+from everystep.format.optimizer import decode_values
+from everystep.replay import optimizers, slots, tensors
 from everystep.replay.apply import apply_call
 from everystep.shadow.replica import Replica
 
@@ -66,7 +67,7 @@ class Advance:
     def _optimizer(self, call: Call) -> torch.optim.Optimizer:
         if call.optimizer not in self._optimizers:
             spec = self._census.optimizers[call.optimizer]
-            groups = values.decode(call.groups, tensors.unpack)
+            groups = decode_values(call.groups, tensors.unpack).groups
             built = optimizers.rebuild(spec, groups, [self._parameter(a) for a in spec.atoms])
             self._optimizers[call.optimizer] = built
             self._rebind.update(spec.atoms)
@@ -84,7 +85,7 @@ class Advance:
         encoded = self._replica.values.get((atom, index))
         if encoded is not None:
             state.update(values.decode(encoded, tensors.unpack))
-        if not state:
+        elif not state:
             del self._optimizers[index].state[self._parameter(atom)]
         self._rebind.discard(atom)
 
@@ -93,14 +94,18 @@ class Advance:
         prefix = self._census.optimizers[index].key + "/"
         fresh: list[tuple[int, str, torch.Tensor]] = []
         for atom in moved:
-            others: dict[str, Any] = {}
-            for name, value in optimizer.state[self._parameter(atom)].items():
-                if not isinstance(value, torch.Tensor):
+            state = optimizer.state.get(self._parameter(atom))
+            others: dict[Any, Any] = {}
+            for name, value in (state or {}).items():
+                if not (isinstance(value, torch.Tensor) and slots.is_a_name(name)):
                     others[name] = value
                 elif self._bound.get((atom, prefix + name)) is not value:
                     fresh.append((atom, prefix + name, value))
-            if others:
-                self._replica.values[atom, index] = values.encode(others, "slots", tensors.pack)
+            if others or state == {}:
+                encoded = values.encode(others, "slots", tensors.pack)
+                self._replica.set_values(atom, index, encoded)
+            else:
+                self._replica.values.pop((atom, index), None)
         self._replica.reserve(
             (atom, slot, tensors.dtype_name(t, slot), tuple(t.shape)) for atom, slot, t in fresh
         )

@@ -283,7 +283,7 @@ class Intake:
             if self._belongs_to_tail(event) and not is_base:
                 return  # stays in the log, in its order among the calls
             if isinstance(event, SlotValues):
-                self.replica.values[atom, event.optimizer] = event.values
+                self.replica.set_values(atom, event.optimizer, event.values)
             elif self.replica.based[atom]:
                 self._edits.append((event, entry.payload))
             self.replica.versions[atom] = step
@@ -309,7 +309,7 @@ class Intake:
 
     def _rebase(self, rebase: Rebase, before: list[Event]) -> None:
         for atom, version in zip(rebase.atoms, rebase.versions, strict=True):
-            own = [e for e in before if _atom(e) == atom]
+            own = _sent_last(before, atom)
             self.replica.drop_slots(atom, {e.slot for e in own if isinstance(e, Edit)})
             kept = {(atom, e.optimizer) for e in own if isinstance(e, SlotValues)}
             for key in [k for k in self.replica.values if k[0] == atom and k not in kept]:
@@ -386,6 +386,13 @@ class Intake:
 
 def _atom(event: Event) -> int:
     return event.atom if isinstance(event, Edit | SlotValues) else -1
+
+
+def _sent_last(events: list[Event], atom: int) -> list[Event]:
+    """The newest of an atom: its value always comes before its slots."""
+    own = [e for e in events if _atom(e) == atom]
+    starts = [i for i, e in enumerate(own) if isinstance(e, Edit) and not e.slot and not e.start]
+    return own[starts[-1] :] if starts else own
 
 
 def _seal(record: list[_Held]) -> Seal:

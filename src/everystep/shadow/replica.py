@@ -12,6 +12,7 @@ from everystep.core.dtypes import ELEMENT_TYPES, tensor_bytes
 from everystep.core.events import GRADIENT, Edit, Presence
 from everystep.errors import CorruptData, NotEnoughMemory
 from everystep.format.base import SessionValues
+from everystep.format.values import keys_of, without
 from everystep.lane.arena import SharedMemory
 from everystep.lane.control import Holding, Place
 from everystep.lane.memory import clear, copy, digests
@@ -32,6 +33,8 @@ class Replica:
         ] = {}  # (atom, optimizer): slots that are no tensors
         self._arena_dir = arena_dir
         self._used = 0  # bytes of the newest extent
+        self._free: dict[int, list[tuple[int, int]]] = {}  # places of dropped tensors, by size
+        self._keys = {spec.key: i for i, spec in enumerate(census.optimizers)}
         self._growth = sum(atom.bytes for atom in census.atoms) // _EXTENTS_FOR_VALUES
 
     def reserve_values(self) -> None:
@@ -57,11 +60,14 @@ class Replica:
             return
         for atom, slot, *_ in new:
             self._drop((atom, slot))
-        self._make_room(sum(align(size) for size in sizes))
-        for (atom, slot, dtype, shape), size in zip(new, sizes, strict=True):
-            extent = len(self.extents) - 1
-            self.places[atom, slot] = Place(atom, slot, dtype, shape, 0, extent, self._used, size)
-            self._used += align(size)
+        # a slot that changes its type at every step finds the place that it has left
+        left = [self._free[align(s)].pop() if self._free.get(align(s)) else None for s in sizes]
+        rows = list(zip(new, sizes, left, strict=True))
+        self._make_room(sum(align(size) for _, size, place in rows if place is None))
+        for (atom, slot, dtype, shape), size, place in rows:
+            extent, at = place or (len(self.extents) - 1, self._used)
+            self.places[atom, slot] = Place(atom, slot, dtype, shape, 0, extent, at, size)
+            self._used += 0 if place else align(size)
 
     def _make_room(self, size: int) -> None:
         """Tensors come one by one, but every extent is a descriptor in several processes: they are few."""
@@ -100,6 +106,8 @@ class Replica:
         self.reserve((edit.atom, edit.slot, edit.dtype, edit.shape) for edit, _ in edits)
         targets, sources = [], []
         for edit, payload in edits:
+            if edit.slot and edit.start == 0:
+                self._forget_value(edit.atom, edit.slot)
             view = self.view((edit.atom, edit.slot))
             if edit.start + edit.nbytes > len(view) or edit.at + edit.nbytes > len(payload):
                 raise CorruptData(
@@ -108,6 +116,20 @@ class Replica:
             targets.append(view[edit.start : edit.start + edit.nbytes])
             sources.append(payload[edit.at : edit.at + edit.nbytes])
         copy(targets, sources)
+
+    def _forget_value(self, atom: int, slot: str) -> None:
+        """A slot that was something else is a tensor now."""
+        key, _, name = slot.rpartition("/")
+        own = (atom, self._keys.get(key, -1))
+        if own in self.values and name in keys_of(self.values[own]):
+            self.values[own] = without(self.values[own], name)
+
+    def set_values(self, atom: int, optimizer: int, encoded: bytes) -> None:
+        """All slots of an atom that are no tensors; one that was a tensor is none any more."""
+        self.values[atom, optimizer] = encoded
+        key = self.census.optimizers[optimizer].key
+        for name in keys_of(encoded):
+            self._drop((atom, f"{key}/{name}"))
 
     def drop_slots(self, atom: int, keep: set[str]) -> None:
         """Forget optimizer slots of an atom that its new base does not have."""
@@ -126,7 +148,8 @@ class Replica:
         """Whoever adopts this memory may reserve the place again, and new places hold zeros."""
         if key in self.places:
             clear(self.view(key))
-            del self.places[key]
+            place = self.places.pop(key)
+            self._free.setdefault(align(place.bytes), []).append((place.extent, place.at))
 
     def slots_of(self, atom: int) -> Iterator[tuple[str, memoryview, Place]]:
         for key, place in self.places.items():

@@ -11,7 +11,7 @@ import numpy as np
 
 from everystep.core.census import Census, gradient_layout
 from everystep.core.events import Call, unpack_presence
-from everystep.format import values
+from everystep.format.optimizer import decode_values
 from everystep.lane.memory import address_of, copy
 from everystep.native import TARGET
 from everystep.replay.passes import Rows, Step, run_pass
@@ -164,8 +164,7 @@ def _skips(call: Call, payload: memoryview) -> bool:
 
 @lru_cache(maxsize=16)
 def _groups(encoded: bytes) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = values.decode(encoded, _number)
-    return found
+    return decode_values(encoded, _number).groups
 
 
 def _number(tag: str, payload: Any) -> Any:

@@ -1,0 +1,40 @@
+"""What an optimizer's call uses beside gradients and slots: param groups, state under keys that are no
+parameters, attributes. A list is groups alone; so it was before there was more to say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from everystep.format import values
+
+
+class OptimizerValues(NamedTuple):
+    groups: list[dict[str, Any]]
+    state: Sequence[tuple[int, Any, Any]] = ()  # place in optimizer.state, key, value
+    attributes: dict[str, Any] | None = None  # None: nobody looked at them
+    unrecorded: frozenset[str] = frozenset()  # names of attributes that hold no storable value
+
+
+def encode_values(
+    groups: list[Any], state: Sequence[Sequence[Any]], attributes: Sequence[Sequence[Any]] | None
+) -> bytes:
+    """Each part as plain values: `state` as [place, key, value], `attributes` as [name, value], or [name]
+    where the value cannot be stored."""
+    if not state and attributes is None:
+        return values.encode_plain(groups)
+    members: dict[str, Any] = {"groups": groups, "state": state}
+    if attributes is not None:
+        members["attributes"] = attributes
+    return values.encode_dict(members)
+
+
+def decode_values(encoded: bytes, unpack: values.Unpack) -> OptimizerValues:
+    found = values.decode(encoded, unpack)
+    if isinstance(found, list):
+        return OptimizerValues(found)
+    told = found.get("attributes")
+    attributes = None if told is None else dict(pair for pair in told if len(pair) == 2)
+    unrecorded = frozenset(pair[0] for pair in told or () if len(pair) == 1)
+    state = [(place, key, value) for place, key, value in found["state"]]
+    return OptimizerValues(found["groups"], state, attributes, unrecorded)

@@ -14,7 +14,8 @@ _SHOWN = 12
 def freeze(value: Any) -> Any:
     """A copy of a state made of plain values that `==` compares by their bits."""
     if isinstance(value, torch.Tensor):
-        data = value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+        plain = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
+        data = plain.view(-1).view(torch.uint8).numpy().tobytes()
         return ("tensor", str(value.dtype), tuple(value.shape), data)
     if isinstance(value, np.ndarray | np.generic):
         return ("numpy", value.dtype.str, value.shape, value.tobytes())

@@ -81,7 +81,7 @@ def look(job: Job, *, whole: bool = True) -> Any:
         groups = [
             {**g, "params": [names[id(p)] for p in g["params"]]} for g in optimizer.param_groups
         ]
-        state = {names[id(p)]: optimizer.state[p] for p in list(optimizer.state)}
+        state = {names.get(id(k), k): optimizer.state[k] for k in list(optimizer.state)}
         seen["optimizers"][key] = {"groups": groups, "state": state}
     if whole:
         seen["state"] = {

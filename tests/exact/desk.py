@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from everystep.capture.census import take_census
 from everystep.capture.rng import capture_rng
@@ -80,12 +79,16 @@ class Desk:
 
     def _keep(self, seal: Seal, entries: list[tuple[list[Event], memoryview]]) -> None:
         body = b"".join(frame_entry(*pack_events(events), payload) for events, payload in entries)
-        self.records.append((seal, LoggedRecord(seal.step, seal.after, memoryview(bytearray(body)))))
+        self.records.append(
+            (seal, LoggedRecord(seal.step, seal.after, memoryview(bytearray(body))))
+        )
 
     def base(self) -> Found:
         """What the shadow holds now, copied."""
         places = [
-            FoundTensor(p.atom, p.slot, p.dtype, p.shape, 0, memoryview(bytearray(self.replica.view(k))))
+            FoundTensor(
+                p.atom, p.slot, p.dtype, p.shape, 0, memoryview(bytearray(self.replica.view(k)))
+            )
             for k, p in self.replica.places.items()
         ]
         return Found(

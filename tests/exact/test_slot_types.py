@@ -1,5 +1,5 @@
-"""Slots of any type at any step, state under keys that are no parameters, attributes of an optimizer: whatever a
-program makes of them comes back, from the shadow's memory and from base and log."""
+"""Slots of any type at any step, state under keys that are no parameters, attributes of an optimizer:
+whatever a program makes of them comes back, from the shadow's memory and from base and log."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def shuffle(draw: random.Random, state: dict[Any, Any], p: torch.Tensor) -> None
 
 
 class Shifting(optim.Optimizer):
-    """Its own counter is an attribute, another lies under a key that is no parameter; both decide what it does."""
+    """Counts in an attribute, and under a key that is no parameter; both decide what it does."""
 
     def __init__(self, params: Any, seed: int) -> None:
         super().__init__(params, {"lr": 0.05})

@@ -10,16 +10,18 @@ from typing import Any, NamedTuple
 
 import msgspec
 import torch
+from torch.nn.parameter import is_lazy
 
 from everystep.capture.glance import check_slots
 from everystep.capture.names import logical_names, walk
+from everystep.capture.refusals import check_atom, check_optimizers, named
 from everystep.compression.compressor import residuals_of
 from everystep.core.census import Atom, Census, Mode, OptimizerSpec
 from everystep.errors import UsageError
 from everystep.replay.choose import choose
 from everystep.replay.optimizers import class_path, mode_of
 from everystep.replay.slots import split
-from everystep.replay.tensors import dtype_name
+from everystep.replay.tensors import dtype_name, is_resolved, why_not_stored
 
 _SWITCHES = (
     "fused",
@@ -80,10 +82,9 @@ class LiveCensus:
             now = module._buffers.get(name, module._parameters.get(name))
             if now is self.tensors[atom]:
                 continue
-            if now is None or (now.dtype, now.shape) != (
-                self.tensors[atom].dtype,
-                self.tensors[atom].shape,
-            ):
+            if now is None or why_not_stored(now) or not is_resolved(now):
+                return True
+            if kind(now) != kind(self.tensors[atom]):
                 return True
             self.tensors[atom] = now
         return False
@@ -140,28 +141,25 @@ def take_census(models: Models, optimizers: Optimizers, *, log: bool = True) -> 
     """`log=False`: no optimizer's steps are logged, state is sent instead."""
     atoms, tensors = _atoms(models)
     atom_of = {id(t): i for i, t in enumerate(tensors)}
-    named = dict(optimizers) if isinstance(optimizers, Mapping) else {"": optimizers}
+    given = named(optimizers, "optimizer", torch.optim.Optimizer)
     _add_residuals(atoms, tensors, atom_of)
-    specs = [_optimizer_spec(key, live, atom_of, log) for key, live in named.items()]
-    specs, powers = _with_twins(specs, list(named.values()))
+    specs = [_optimizer_spec(key, live, atom_of, log) for key, live in given.items()]
+    specs, powers = _with_twins(specs, list(given.values()))
     exactness, why = _exactness(specs, tensors)
     census = Census(tuple(atoms), tuple(specs), exactness, why, _not_persistent(models))
     homes = _homes(models, atom_of)
-    given = tuple(models.values()) if isinstance(models, Mapping) else (models,)
-    return LiveCensus(census, tensors, list(named.values()), homes, given, powers)
+    modules = tuple(named(models, "model", torch.nn.Module).values())
+    live = LiveCensus(census, tensors, list(given.values()), homes, modules, powers)
+    check_optimizers(live)
+    return live
 
 
 def _atoms(models: Models) -> tuple[list[Atom], list[torch.Tensor]]:
-    named = dict(models) if isinstance(models, Mapping) else {"": models}
     tensors: list[torch.Tensor] = []
     names: list[list[str]] = []
     seen: dict[int, int] = {}
     buffers: list[bool] = []
-    for key, model in named.items():
-        if not isinstance(model, torch.nn.Module):
-            raise UsageError(
-                f"attach: model {key!r} is a {type(model).__name__}, expected a Module"
-            )
+    for key, model in named(models, "model", torch.nn.Module).items():
         logical = logical_names(model)
         prefix = f"{key}." if key else ""
         # Module's own methods: wrappers override them and give other names
@@ -171,6 +169,7 @@ def _atoms(models: Models) -> tuple[list[Atom], list[torch.Tensor]]:
         ):
             for path, tensor in found:
                 name = prefix + logical[path]
+                check_atom(name, tensor, buffer=is_buffer)
                 if id(tensor) in seen:
                     names[seen[id(tensor)]].append(name)
                     continue
@@ -196,10 +195,9 @@ def _add_residuals(atoms: list[Atom], tensors: list[torch.Tensor], atom_of: dict
 
 
 def _homes(models: Models, atom_of: dict[int, int]) -> dict[int, tuple[torch.nn.Module, str]]:
-    named = dict(models) if isinstance(models, Mapping) else {"": models}
     return {
         atom_of[id(tensor)]: (module, name)
-        for model in named.values()
+        for model in named(models, "model", torch.nn.Module).values()
         for module in model.modules()
         for name, tensor in (*module._parameters.items(), *module._buffers.items())
         if tensor is not None
@@ -207,10 +205,9 @@ def _homes(models: Models, atom_of: dict[int, int]) -> dict[int, tuple[torch.nn.
 
 
 def _not_persistent(models: Models) -> tuple[str, ...]:
-    named = dict(models) if isinstance(models, Mapping) else {"": models}
     return tuple(
         (f"{key}." if key else "") + logical + name
-        for key, model in named.items()
+        for key, model in named(models, "model", torch.nn.Module).items()
         for logical, module in walk(model)
         for name in sorted(module._non_persistent_buffers_set)
     )
@@ -227,15 +224,14 @@ def _refuse_collisions(names: list[list[str]]) -> None:
 def _optimizer_spec(
     key: str, optimizer: torch.optim.Optimizer, atom_of: dict[int, int], log: bool
 ) -> OptimizerSpec:
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise UsageError(f"attach: optimizer {key!r} is a {type(optimizer).__name__}")
     groups = []
     for number, group in enumerate(optimizer.param_groups):
         for parameter in group["params"]:
             if id(parameter) not in atom_of:
+                shape = "not yet known" if is_lazy(parameter) else list(parameter.shape)
                 raise UsageError(
                     f"attach: optimizer {key or type(optimizer).__name__!r}, group {number}: a parameter "
-                    f"of shape {list(parameter.shape)} belongs to no given model",
+                    f"of shape {shape} belongs to no given model",
                     hint="give every model whose parameters are optimized: "
                     'attach({"net": net, "head": head}, ...)',
                 )

@@ -57,6 +57,7 @@ class GradientCopies:
         Each has the type and shape that its place was laid out for."""
         views = self._slot_views(at, optimizer, layout, enumerate(gradients))
         with torch.no_grad():
+            gradients = _resolved(gradients) if self._sides else gradients
             for route in self._routes_of(optimizer, layout, gradients):
                 self._send_along(route, at, views, gradients)
 
@@ -69,7 +70,7 @@ class GradientCopies:
             for device in _devices(list(gradients.values())):
                 side = self._sides[device]
                 own = [i for i, g in gradients.items() if g.device == device]
-                sources = [gradients[i] for i in own]
+                sources = _resolved([gradients[i] for i in own])
                 side.follow()
                 side.offload([views[i] for i in own], sources)
                 self._holds.add(side, sources)
@@ -164,6 +165,14 @@ class GradientCopies:
                 if views[i] is None and gradient is not None:
                     views[i] = _typed(self._bytes, at + layout.offsets[i], gradient)
         return views
+
+
+def _resolved(gradients: Sequence[Any]) -> Sequence[Any]:
+    """Lazy conjugates and negatives computed: copies of memory know nothing of what is still to be done."""
+    there = [g for g in gradients if g is not None]
+    if not any(map(torch.Tensor.is_conj, there)) and not any(map(torch.Tensor.is_neg, there)):
+        return gradients
+    return [g if g is None else g.resolve_conj().resolve_neg() for g in gradients]
 
 
 def _devices(gradients: Gradients) -> list[torch.device]:

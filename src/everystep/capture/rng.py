@@ -5,11 +5,14 @@ from __future__ import annotations
 import ctypes
 import random
 import sys
+import warnings
 from array import array
 from typing import Any
 
 import msgspec
 import torch
+
+from everystep.format import values
 
 
 class RandomStates(msgspec.Struct, frozen=True, array_like=True):
@@ -20,6 +23,7 @@ class RandomStates(msgspec.Struct, frozen=True, array_like=True):
 
 
 _decoder = msgspec.msgpack.Decoder(RandomStates)
+_NUMPY_DEFAULT = "MT19937"
 _NUMPY_WORDS = 624 + 1  # key and position of a Mersenne twister
 
 
@@ -42,9 +46,15 @@ def restore_rng(data: bytes) -> None:
     if states.numpy is not None:
         import numpy as np
 
+        source: Any = np.random  # its stubs lack two functions
         name, keys, position, has_gauss, cached = states.numpy
         _numpy_state.forget()
-        np.random.set_state((name, np.frombuffer(keys, np.uint32), position, has_gauss, cached))
+        if type(source.get_bit_generator()).__name__ != name:
+            source.set_bit_generator(getattr(source, name)())
+        if name == _NUMPY_DEFAULT:
+            np.random.set_state((name, np.frombuffer(keys, np.uint32), position, has_gauss, cached))
+        else:
+            np.random.set_state(values.decode(keys))
     torch.set_rng_state(_tensor(states.torch_cpu))
     if torch.cuda.is_available():
         for device, state in enumerate(states.torch_cuda[: torch.cuda.device_count()]):
@@ -58,12 +68,14 @@ class _NumpyState:
     def __init__(self) -> None:
         self._words = b""
         self._state: Any = None
+        self._told = False
 
     def get(self) -> Any:
         numpy = sys.modules.get("numpy")
         generator: Any = numpy.random.get_bit_generator() if numpy is not None else None
-        if type(generator).__name__ != "MT19937":
-            return None
+        kind = type(generator).__name__
+        if kind != _NUMPY_DEFAULT:
+            return None if generator is None else self._other(kind, generator)
         words = ctypes.string_at(generator.ctypes.state_address, _NUMPY_WORDS * 4)
         # the second of two normal numbers comes from a cache beside these words
         if words != self._words or self._state[3]:
@@ -73,6 +85,22 @@ class _NumpyState:
     def forget(self) -> None:
         self._words = b""
 
+    def _other(self, kind: str, generator: object) -> Any:
+        """The user has set another kind of generator: its state is a document of numpy's."""
+        import numpy as np
+
+        if getattr(np.random, kind, None) is not type(generator):
+            if not self._told:
+                self._told = True
+                warnings.warn(
+                    f"everystep: numpy's global generator is a {type(generator).__module__}.{kind}, none of "
+                    "numpy's own: its state is not recorded",
+                    stacklevel=2,
+                )
+            return None
+        state: Any = np.random.get_state(legacy=False)
+        return kind, values.encode(state, "numpy.random.get_state()"), 0, 0, 0.0
+
     @staticmethod
     def _read() -> Any:
         import numpy as np
@@ -80,7 +108,7 @@ class _NumpyState:
         state: Any = np.random.get_state(legacy=False)
         inner = state["state"]
         return (
-            "MT19937",
+            _NUMPY_DEFAULT,
             inner["key"].tobytes(),
             int(inner["pos"]),
             int(state["has_gauss"]),

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from everystep.capture.rng import capture_rng, restore_rng
-from everystep.errors import ModelMismatch, UsageError
+from everystep.errors import ModelMismatch, RecoveryError, UsageError
 from everystep.format import values
 from everystep.replay.tensors import pack, unpack
 
@@ -16,6 +16,11 @@ class UserState:
     """Owned by the training thread. Time spent in the user's `state_dict()` is counted apart."""
 
     def __init__(self, members: Mapping[str, Any] | None) -> None:
+        if members is not None and not isinstance(members, Mapping):
+            raise UsageError(
+                f"attach: state is a {type(members).__name__}, expected a mapping of names to objects",
+                hint='state={"loader": loader, "schedule": schedule}',
+            )
         self.members = dict(members or {})
         self.metric: float | None = None  # what the user reported last
         self.seconds_total = 0.0
@@ -28,16 +33,14 @@ class UserState:
         began = time.perf_counter()
         asks = any(not isinstance(member, dict) for member in self.members.values())
         random_states = capture_rng() if asks else b""
-        found = {
-            name: member if isinstance(member, dict) else _state_of(member)
-            for name, member in self.members.items()
-        }
+        found = {name: _state_of(name, member) for name, member in self.members.items()}
         if asks and capture_rng() != random_states:  # a loader makes an iterator to tell its place
             restore_rng(random_states)
         spent = time.perf_counter() - began
         self.seconds_total += spent
         self.seconds_max = max(self.seconds_max, spent)
-        return values.encode(found, "state", pack)
+        plain = {n: values.to_plain(found[n], f"state[{n!r}]", pack) for n in found}
+        return values.encode_dict(plain)
 
     def restore(self, encoded: bytes) -> None:
         """Give every member what it had."""
@@ -47,7 +50,7 @@ class UserState:
                 member.clear()
                 member.update(stored[name])
             elif stored[name] is not None:
-                member.load_state_dict(stored[name])
+                _load(name, member, stored[name])
 
     def check(self, encoded: bytes) -> dict[str, Any]:
         """What is stored; members and stored names must be the same."""
@@ -60,14 +63,39 @@ class UserState:
         return stored
 
 
-def _state_of(member: Any) -> Any:
+def _state_of(name: str, member: Any) -> Any:
     """None for a loader that has not begun: asking would make its iterator before the user does."""
+    if isinstance(member, dict):
+        return member
     begun = getattr(member, "_iterator", member) is not None
     waiting = getattr(member, "next_iter_state", member) is not None
-    return member.state_dict() if begun or waiting else None
+    try:
+        return member.state_dict() if begun or waiting else None
+    except Exception as error:
+        raise UsageError(
+            f"record state[{name!r}]: its state_dict() raised {type(error).__name__}: {error}",
+            hint="it is called at attach and at every seal: it must work at any of them",
+        ) from error
+
+
+def _load(name: str, member: Any, stored: Any) -> None:
+    try:
+        member.load_state_dict(stored)
+    except Exception as error:
+        raise RecoveryError(
+            f"resume state[{name!r}]: load_state_dict() of this {type(member).__name__} raised "
+            f"{type(error).__name__}: {error}",
+            hint="build it as it was when the run was recorded: it is given what its own state_dict() "
+            "returned then, and everystep.open_run(run).state() shows that",
+        ) from error
 
 
 def _check_member(name: str, member: Any) -> None:
+    if not isinstance(name, str):
+        raise UsageError(
+            f"attach: state under the key {values.shown(name)}, expected a string",
+            hint='state={"loader": loader, "schedule": schedule}',
+        )
     if isinstance(member, dict):
         return
     if not (hasattr(member, "state_dict") and hasattr(member, "load_state_dict")):

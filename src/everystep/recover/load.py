@@ -20,7 +20,7 @@ from everystep.recover.pending import Pending
 from everystep.recover.slots import SlotLoader, in_order
 from everystep.recover.upload import Uploads
 from everystep.replay.apply import apply_call, set_groups, write_edit
-from everystep.replay.tensors import Payload, view_tensor
+from everystep.replay.tensors import Payload, distinct, view_tensor
 
 log = logging.getLogger(__name__)
 

@@ -1,0 +1,103 @@
+"""What cannot be recorded is refused at attach, by its name, before anything is started."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from everystep.capture.groups import GroupValues
+from everystep.errors import UnsupportedState, UsageError
+from everystep.format import values
+from everystep.replay.optimizers import attributes_of
+from everystep.replay.tensors import is_resolved, pack, why_not_stored
+
+if TYPE_CHECKING:
+    from everystep.capture.census import LiveCensus
+
+
+def named(given: Any, what: str, kind: type) -> dict[str, Any]:
+    """One object, or several under their names."""
+    found = dict(given) if isinstance(given, Mapping) else {"": given}
+    for name, member in found.items():
+        if not isinstance(name, str) or not _is_text(name):
+            raise UsageError(
+                f"attach: {what} under the key {values.shown(name)}, expected a string",
+                hint='give each a name: {"net": ..., "head": ...}',
+            )
+        if not isinstance(member, kind):
+            raise UsageError(
+                f"attach: {what} {name!r} is a {type(member).__name__}, expected a {kind.__name__}"
+            )
+    return found
+
+
+def check_atom(name: str, tensor: torch.Tensor, *, buffer: bool) -> None:
+    """Parameters and buffers lie in memory as they are."""
+    what = "buffer" if buffer else "parameter"
+    if not _is_text(name):
+        raise UsageError(f"attach: {what} {name!r}: its name is no valid text", hint="rename it")
+    reason = why_not_stored(tensor)
+    if reason is None and not is_resolved(tensor):
+        reason = "it is a lazy conjugate or negative", "use x.resolve_conj().resolve_neg()"
+    if reason is not None:
+        words, hint = reason
+        raise UnsupportedState(f"attach: {what} {name!r} cannot be stored: {words}", hint=hint)
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def check_optimizers(live: LiveCensus) -> None:
+    """Everything that optimizers hold now can be encoded."""
+    for index, (spec, optimizer) in enumerate(
+        zip(live.census.optimizers, live.optimizers, strict=True)
+    ):
+        _refuse_hidden_optimizers(spec.key, optimizer, live.optimizers)
+        GroupValues(optimizer, spec.key).encoded()
+        for atom in spec.atoms:
+            values.encode(live.slots_of(index, atom).others, live.where(index, atom), pack)
+        _tell_of_strangers(spec.key, optimizer)
+
+
+def _refuse_hidden_optimizers(
+    key: str, optimizer: torch.optim.Optimizer, given: list[torch.optim.Optimizer]
+) -> None:
+    """A wrapper's inner optimizer has slots of its own, which nobody would record."""
+    for name, inner in _inner_optimizers(optimizer):
+        if inner.state is not optimizer.state and all(inner is not other for other in given):
+            raise UsageError(
+                f"attach: optimizer[{key!r}].{name} is an optimizer of its own, a "
+                f"{type(inner).__name__}, whose state would not be recorded",
+                hint=f'give both: attach(model, {{"outer": optimizer, "inner": optimizer.{name}}}, ...)',
+            )
+
+
+def _inner_optimizers(
+    optimizer: torch.optim.Optimizer,
+) -> Iterator[tuple[str, torch.optim.Optimizer]]:
+    for name, value in attributes_of(optimizer).items():
+        members = enumerate(value) if isinstance(value, list | tuple) else ()
+        found = [(name, value), *((f"{name}[{i}]", member) for i, member in members)]
+        if isinstance(value, dict):
+            found += [(f"{name}[{values.shown(k)}]", member) for k, member in value.items()]
+        yield from ((path, m) for path, m in found if isinstance(m, torch.optim.Optimizer))
+
+
+def _tell_of_strangers(key: str, optimizer: torch.optim.Optimizer) -> None:
+    """State of a tensor that is in no group has no name to be stored under."""
+    known = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    strange = [k for k in optimizer.state if isinstance(k, torch.Tensor) and id(k) not in known]
+    if strange:
+        warnings.warn(
+            f"everystep: optimizer[{key!r}].state holds something of {len(strange)} tensors that are in none "
+            "of its param groups: it is not recorded",
+            stacklevel=2,
+        )

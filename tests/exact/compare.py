@@ -18,7 +18,7 @@ def freeze(value: Any) -> Any:
         data = plain.view(-1).view(torch.uint8).numpy().tobytes()
         return ("tensor", str(value.dtype), tuple(value.shape), data)
     if isinstance(value, np.ndarray | np.generic):
-        return ("numpy", value.dtype.str, value.shape, value.tobytes())
+        return ("numpy", type(value).__name__, repr(value.dtype), value.shape, value.tobytes())
     if isinstance(value, dict):
         return {key: freeze(member) for key, member in value.items()}
     if isinstance(value, list | tuple):

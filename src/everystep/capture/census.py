@@ -111,9 +111,9 @@ class LiveCensus:
     def slots_of(self, optimizer: int, atom: int) -> LiveSlots:
         """The same, by the way its parts travel."""
         owner, parameter = self.optimizers[optimizer], self.tensors[atom]
-        state = owner.state.get(parameter)
-        if state is None:
+        if parameter not in owner.state:
             return LiveSlots({}, {}, False)
+        state = owner.state[parameter]
         check_slots(state, self.where(optimizer, atom))
         number = self.groups_of[optimizer][atom]
         tensors, others = split(owner, owner.param_groups[number], parameter, state)

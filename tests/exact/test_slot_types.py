@@ -7,15 +7,19 @@ import os
 import random
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn, optim
 
+import everystep
+
 from .compare import freeze, same
 from .desk import Desk, load
-from .harness import SEED, Job, look, seed_all
+from .harness import SEED, Job, check, look, resume, seed_all, together, unbroken
+from .test_durable_log import lose_host
 
 PROGRAMS = int(os.environ.get("EVERYSTEP_PROGRAMS", "15"))
 STEPS = 7
@@ -182,3 +186,45 @@ def test_whatever_slots_are_made_of(make: Any, log: bool) -> None:
     print(f"EVERYSTEP_SEED={SEED}")
     for number in range(PROGRAMS):
         comes_back(make, log, SEED + number)
+
+
+def lbfgs() -> Job:
+    """Its slots become tensors, numbers and lists; what it is steered by lies under a key of its own."""
+    model = nn.Linear(3, 2)
+    optimizer = optim.LBFGS(model.parameters(), lr=0.3, max_iter=3, history_size=4)
+    optimizer.state["k"] = 0
+
+    def turn(step: int) -> Any:
+        x = torch.randn(4, 3)
+
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            return loss
+
+        optimizer.state["k"] += 1
+        return optimizer.step(closure).detach() * optimizer.state["k"]
+
+    return Job(model, optimizer, turn)
+
+
+def everything() -> Job:
+    return together(lbfgs=lbfgs, shifting=partial(program, Shifting, SEED))
+
+
+def test_a_lost_host_and_a_log(tmp_path: Path) -> None:
+    end, losses, _ = unbroken(lbfgs, 9)
+    lose_host(lbfgs, tmp_path / "run", 6, batch=1)
+    assert everystep.open_run(tmp_path / "run").steps[-1] < 6, (
+        "a base was written: no log is needed"
+    )
+    outcome = resume(lbfgs, tmp_path / "run", 9, seed=SEED + 1, durable_log=1)
+    assert (outcome.start, outcome.status["resumed_from"]) == (6, "store")
+    same(losses, {**losses, **outcome.losses}, "losses")
+    same(end, outcome.end, "end")
+
+
+@pytest.mark.parametrize("log", [True, False])
+def test_a_killed_trainer(tmp_path: Path, log: bool) -> None:
+    check(everything, tmp_path, total=7, die_at=(4,), log=log)

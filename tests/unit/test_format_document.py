@@ -97,6 +97,7 @@ def test_every_state_tag_is_written_and_read() -> None:
         "frozenset": frozenset("x"),
         "deque": deque([1, 2], maxlen=5),
         "int": 1 << 100,
+        "text": "half of a pair: \ud800",
         "complex": 1 + 2j,
         "range": range(1, 9, 2),
         "ndarray": np.arange(6, dtype=np.float32).reshape(2, 3),

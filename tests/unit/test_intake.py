@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from everystep.core.census import Atom, Census, Mode, OptimizerSpec
-from everystep.core.events import Call, Edit, Event, Fingerprints, Rebase, Seal
+from everystep.core.events import Call, Edit, Event, Fingerprints, Rebase, Seal, SlotValues
 from everystep.core.geometry import SLOT_HEADER_BYTES, Geometry
+from everystep.format import values
 from everystep.format.base import SessionValues
 from everystep.format.slot import FLAG_GAP, FLAG_SEALED, pack_events
 from everystep.lane.arena import SharedMemory
@@ -159,3 +160,29 @@ def test_records_that_nobody_could_redo_are_not_logged() -> None:
     while bench.intake.take(may_apply=True):
         pass
     assert told == [3, 4]
+
+
+def slot_edit(payload: bytes) -> Edit:
+    return Edit(0, "/m", "uint8", (len(payload),), 0, len(payload), 0)
+
+
+def test_a_slot_is_a_tensor_or_something_else_and_never_both() -> None:
+    """Whatever came last counts, and a slot that changes its type at every step takes no new memory."""
+    spec = OptimizerSpec("", "torch.optim:Adam", Mode.REPLAY, ((0,),))
+    bench = Bench(Census((Atom("p", "float32", (2,)),), (spec,), "exact"))
+    replica = bench.intake.replica
+    bench.seal(1, 0, edit(), Rebase((0,), (1,)), payload=b"state at")
+    assert bench.intake.take(may_apply=True)
+    used = set()
+    for step in range(2, 9, 2):
+        number = SlotValues(0, 0, values.encode({"m": step, "n": None}, "slots"))
+        bench.seal(step, step - 1, number)
+        bench.seal(step + 1, step, slot_edit(b"tensor"), payload=b"tensor")
+        assert bench.intake.take(may_apply=True)
+        assert values.decode(replica.values[0, 0]) == {"m": step, "n": None}
+        assert (0, "/m") not in replica.places
+        assert bench.intake.take(may_apply=True)
+        assert values.decode(replica.values[0, 0]) == {"n": None}
+        assert bytes(replica.view((0, "/m"))) == b"tensor"
+        used.add((replica.places[0, "/m"].extent, replica.places[0, "/m"].at))
+    assert len(used) == 1

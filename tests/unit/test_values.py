@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import math
 import struct
+from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
 
 from everystep.errors import CorruptData, UnsupportedState
 from everystep.format import values
@@ -19,7 +22,7 @@ leaves = (
     | st.booleans()
     | st.integers(-(2**63), 2**64 - 1)
     | st.floats()
-    | st.text()
+    | st.text(st.characters())  # halves of pairs too
     | st.binary()
 )
 keys = st.integers() | st.text() | st.tuples(st.integers(), st.text())
@@ -90,6 +93,83 @@ lies = st.recursive(
 def test_garbage_never_gives_anything_but_a_clear_error(data: bytes) -> None:
     with contextlib.suppress(CorruptData):
         values.decode(data)
+
+
+SCALARS = npst.scalar_dtypes() | npst.byte_string_dtypes() | npst.unicode_string_dtypes()
+DTYPES = SCALARS | npst.nested_dtypes(subtype_strategy=SCALARS)
+
+
+@given(
+    npst.arrays(DTYPES, npst.array_shapes(min_dims=0, min_side=0, max_side=3)),
+    st.sampled_from("CF"),
+    st.booleans(),
+)
+def test_arrays_of_any_dtype(array: np.ndarray, order: Any, aligned: bool) -> None:
+    """Fields with their names, offsets and titles; the order in memory too."""
+    if array.dtype.names:
+        array = array.astype(np.dtype(array.dtype.descr, align=aligned))
+    array = array.copy(order)
+    back = values.decode(values.encode({"a": [array]}, "state"))["a"][0]
+    assert type(back) is np.ndarray and back.dtype == array.dtype
+    assert back.dtype.isalignedstruct == array.dtype.isalignedstruct
+    assert (back.shape, back.tobytes()) == (array.shape, array.tobytes())
+    assert back.flags.f_contiguous == array.flags.f_contiguous and back.flags.owndata
+    if array.size:  # a single one of them, as a scalar
+        scalar = array[(0,) * array.ndim]
+        single = values.decode(values.encode(scalar, "state"))
+        assert type(single) is type(scalar) and single.tobytes() == scalar.tobytes()
+
+
+def test_fields_that_overlap_titles_and_records() -> None:
+    layouts: list[Any] = [
+        {"names": ["x", "y"], "formats": ["i4", "i2"], "offsets": [0, 2], "itemsize": 9},
+        {"names": ["y", "x"], "formats": ["i4", "i2"], "offsets": [4, 0]},
+        [(("a title", "x"), ">u2"), ("inner", [("deep", "M8[ns]", (2, 1))])],
+        (np.record, [("x", "f4")]),
+    ]
+    for layout in layouts:
+        dtype = np.dtype(layout)
+        array = np.frombuffer(bytes(range(2 * dtype.itemsize)), dtype)
+        back = values.decode(values.encode(array, "state"))
+        assert back.dtype == dtype and back.dtype.type is dtype.type, dtype
+        assert back.dtype.fields == dtype.fields and back.tobytes() == array.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (np.array([object()]), "Python objects"),
+        (np.zeros(1, [("a", "O")]), "Python objects"),
+        (np.matrix([[1]]), "matrix"),
+        (np.random.default_rng(), "bit_generator.state"),
+        (np.random.RandomState(), "get_state()"),
+    ],
+)
+def test_numpy_values_that_are_refused(value: Any, words: str) -> None:
+    with pytest.raises(UnsupportedState, match=r"state\['a'\]\[0\]: ") as refusal:
+        values.encode({"a": [value]}, "state")
+    assert words in str(refusal.value)
+
+
+def test_a_container_that_a_thread_changes_meanwhile() -> None:
+    """Each container is copied before it is walked over."""
+
+    class Grows:
+        pass
+
+    state: dict[Any, Any] = {"first": Grows(), "then": 1}
+
+    def pack(value: Any) -> tuple[str, Any] | None:
+        state[len(state)] = "more"
+        return "grows", None
+
+    assert len(values.decode(values.encode(state, "state", pack))) == 2
+
+
+def test_a_dict_without_one_of_its_keys() -> None:
+    data = values.encode({"a": 1, "b": (2,), 3: 4}, "slots")
+    assert values.keys_of(data) == ["a", "b"]
+    assert values.decode(values.without(data, "a")) == {"b": (2,), 3: 4}
 
 
 def test_negative_zero_and_nan_keep_their_bits() -> None:

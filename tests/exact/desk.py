@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+
 from everystep.capture.census import take_census
 from everystep.capture.rng import capture_rng
 from everystep.capture.state import UserState
@@ -68,6 +70,9 @@ class Desk:
 
     def seal(self, step: int) -> None:
         self.tap.seal(step)
+        self.tap.land()  # a device's copies are done when it says so
+        if self.tap.copier.sides and torch.cuda.is_initialized():
+            torch.cuda.synchronize()
         assert self.tap.flowing and not self.tap.outgrown
         self._take_in()
         assert self.intake.step == step and self.intake.repairs == 0

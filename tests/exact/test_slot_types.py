@@ -188,6 +188,74 @@ def test_whatever_slots_are_made_of(make: Any, log: bool) -> None:
         comes_back(make, log, SEED + number)
 
 
+class Apart(optim.Optimizer):
+    """Keeps tensors on the CPU and on the device of the parameters, under every kind of name."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.05})
+        self.own = self.far = None
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        parameters = self.param_groups[0]["params"]
+        device = parameters[0].device
+        shared = self.state.setdefault("shared", {"far": torch.zeros((), device=device)})
+        shared["far"] += 1
+        self.far = torch.ones(2, device=device) if self.far is None else self.far.mul_(1.5)
+        self.own = torch.ones(2) if self.own is None else self.own.mul_(1.5)
+        for p in parameters:
+            state = self.state[p]
+            state["step"] = state.get("step", torch.zeros((), device=device)) + shared["far"]
+            state["near"] = state.get("near", torch.zeros(2)) + self.own
+            state["both"] = [p.grad.sign(), torch.ones(2)]
+            state["m"] = 0.9 * state.get("m", torch.zeros_like(p)) + p.grad
+            p.sub_(state["m"], alpha=0.01 / float(state["near"].sum() + self.far.sum()))
+
+
+def devices(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.device.type
+    inner = value.values() if isinstance(value, dict) else value
+    return [devices(v) for v in inner] if isinstance(value, dict | list) else None
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("log", [True, False])
+def test_slots_come_back_to_their_devices(device: str, log: bool) -> None:
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+
+    def build() -> Job:
+        model = nn.Linear(3, 2).to(device)
+        optimizer = Apart(model.parameters())
+
+        def turn(step: int) -> None:
+            optimizer.zero_grad()
+            model(torch.randn(4, 3, device=device)).square().mean().backward()
+            optimizer.step()
+
+        return Job(model, optimizer, turn)
+
+    seed_all(SEED)
+    job = build()
+    desk = Desk(job, log=log)
+    base = desk.base()
+    for step in range(4):
+        job.turn(step)
+        desk.seal(step + 1)
+    for found in (desk.base(), desk.behind(base)):
+        back = load(found, build, log=log)
+        same(look(job, whole=False), look(back, whole=False), "loaded")
+        for name in ("own", "far"):
+            same(freeze(getattr(job.optimizer, name)), freeze(getattr(back.optimizer, name)), name)
+            assert getattr(back.optimizer, name).device == getattr(job.optimizer, name).device
+        for p, q in zip(job.model.parameters(), back.model.parameters(), strict=True):
+            was, now = job.optimizer.state[p], back.optimizer.state[q]
+            assert {n: devices(was[n]) for n in was} == {n: devices(now[n]) for n in was}
+        assert devices(back.optimizer.state["shared"]) == [device]
+    desk.close()
+
+
 def lbfgs() -> Job:
     """Its slots become tensors, numbers and lists; what it is steered by lies under a key of its own."""
     model = nn.Linear(3, 2)

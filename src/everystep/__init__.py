@@ -6,10 +6,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from everystep.api import attach, restore
+    from everystep.batches import data
     from everystep.compression.compressor import compress
     from everystep.errors import EverystepError
     from everystep.ranks import compare_ranks
-    from everystep.session import Run, attach, restore
+    from everystep.session import Run
     from everystep.store.reader import StoredRun, open_run
 
 __version__ = "0.1.0"
@@ -19,11 +21,12 @@ _HOMES = {
     "EverystepError": "everystep.errors",
     "Run": "everystep.session",
     "StoredRun": "everystep.store.reader",
-    "attach": "everystep.session",
+    "attach": "everystep.api",
     "compare_ranks": "everystep.ranks",
     "compress": "everystep.compression.compressor",
+    "data": "everystep.batches",
     "open_run": "everystep.store.reader",
-    "restore": "everystep.session",
+    "restore": "everystep.api",
 }
 
 __all__ = [
@@ -33,6 +36,7 @@ __all__ = [
     "attach",
     "compare_ranks",
     "compress",
+    "data",
     "open_run",
     "restore",
 ]

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any, Literal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import msgspec
 
 from everystep.errors import OptionsError
 
@@ -77,74 +81,96 @@ class Options:
     arena_dir: str | None = None
     """Directory for shared memory instead of anonymous memory (memfd)."""
     enabled: bool = True
-    """False installs no hook and starts no process; so does EVERYSTEP_DISABLE=1."""
+    """False installs no hook and starts no process; so do EVERYSTEP_ENABLED=0 and EVERYSTEP_DISABLE=1."""
+
+    override: tuple[str, ...] = ()
+    """Values of the optimizer's param groups that the script sets and a resume must not replace: ("lr",)."""
 
     def __post_init__(self) -> None:
-        _one_of("residuals", self.residuals, ("lossy", "exact"))
-        _one_of("resume", self.resume, ("auto", "never", "must"))
-        _one_of("on_lag", self.on_lag, ("drop", "wait"))
-        _one_of("on_failure", self.on_failure, ("warn", "raise"))
-        _steps_or_duration("every", self.every)
-        if self.durable_every != AUTO:
-            _steps_or_duration("durable_every", self.durable_every)
-        if not 0 < self.overhead_budget_percent <= 100:
-            raise OptionsError(
-                f"option overhead_budget_percent: {self.overhead_budget_percent}, expected 0 to 100"
-            )
-        if self.fingerprint_every < 0:
-            raise OptionsError(f"option fingerprint_every: {self.fingerprint_every}, expected >= 0")
-        if self.durable_log != AUTO and not _is_count(self.durable_log):
-            raise OptionsError(
-                f'option durable_log: {self.durable_log!r}, expected a number of records or "auto"'
-            )
-        if self.bucket_bytes_per_second < 0:
-            raise OptionsError(
-                f"option bucket_bytes_per_second: {self.bucket_bytes_per_second}, expected >= 0"
-            )
-        duration_seconds("idle_exit", self.idle_exit)
-        if self.mtbf is not None:
-            duration_seconds("mtbf", self.mtbf)
-        if self.keep_last < 1:
-            raise OptionsError(f"option keep_last: {self.keep_last}, expected >= 1")
-        for name in ("keep_every", "keep_hourly", "keep_daily", "keep_slots"):
-            count = getattr(self, name)
-            if not isinstance(count, int) or count < 0:
-                raise OptionsError(f"option {name}: {count!r}, expected a number >= 0")
-        if self.keep_best:
-            best_of(self.keep_best)
-        for name in ("store_quota", "disk_bytes_per_second", "disk_bytes_per_day"):
-            size_bytes(name, getattr(self, name))
+        for name in _KINDS:
+            _checked(name, getattr(self, name))
+
+
+_KINDS: dict[str, Any] = get_type_hints(Options)
+_SWITCHES = {"yes": True, "on": True, "no": False, "off": False}  # beside true, false, 1 and 0
+_WORDS = {bool: "True or False", int: "a whole number", float: "a number", str: "text"}
+_SIZES = ("store_quota", "disk_bytes_per_second", "disk_bytes_per_day")
+_DURATIONS = ("every", "durable_every", "idle_exit", "mtbf")  # wherever they are text
 
 
 def resolve(given: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Options:
-    """Options from explicit arguments, then the environment, then the defaults."""
-    known = {field.name for field in fields(Options)}
-    unknown = sorted(set(given) - known)
+    """Options from explicit arguments, then the environment, then the defaults. An argument must have the
+    option's type; a variable is text and is read as that type."""
+    unknown = sorted(set(given) - set(_KINDS))
     if unknown:
         raise OptionsError(
             f"attach: unknown option {unknown[0]!r}",
-            hint=f"known options: {', '.join(sorted(known))}",
+            hint=f"known options: {', '.join(sorted(_KINDS))}",
         )
-    values: dict[str, Any] = {}
-    for name in known - {"enabled"}:
-        text = environment.get(f"EVERYSTEP_{name.upper()}")
-        if text is not None:
-            values[name] = _from_text(name, text)
-    if environment.get("EVERYSTEP_DISABLE", "") not in ("", "0"):
+    values = {
+        name: _from_environment(name, variable, environment[variable])
+        for name in _KINDS
+        if environment.get(variable := f"EVERYSTEP_{name.upper()}")  # an empty one says nothing
+    }
+    disable = environment.get("EVERYSTEP_DISABLE")
+    if disable and _from_environment("enabled", "EVERYSTEP_DISABLE", disable):
         values["enabled"] = False
-    return Options(**{**values, **given})
+    return Options(**values | {name: _checked(name, value) for name, value in given.items()})
 
 
-def _from_text(name: str, text: str) -> Any:
-    """An option's value as an environment variable says it."""
-    if name == "log":
-        return text not in ("0", "false", "no")
-    if name == "overhead_budget_percent":
-        try:
-            return float(text)
-        except ValueError:
-            raise OptionsError(f"option {name}: {text!r} is not a number") from None
-    return int(text) if text.isdigit() else text
+def _from_environment(name: str, variable: str, text: str) -> Any:
+    kind = _KINDS[name]
+    value: Any = text.strip()
+    if kind is bool:
+        value = _SWITCHES.get(value.lower(), value)
+    elif get_origin(kind) is tuple:
+        value = [part.strip() for part in value.split(",")]
+    # msgspec leaves text alone where text is allowed: a number is tried first
+    for tried in (int, kind) if int in get_args(kind) else (kind,):
+        with contextlib.suppress(msgspec.ValidationError):
+            value = msgspec.convert(value, tried, strict=False)
+            break
+    try:
+        return _checked(name, value)
+    except OptionsError as error:
+        raise OptionsError(f"{variable}={text}: {error.args[0]}", hint=error.hint) from None
+
+
+def _checked(name: str, value: Any) -> Any:
+    """The value, if it has the option's type and lies within its bounds."""
+    kind = _KINDS[name]
+    if isinstance(value, Path):
+        value = str(value)
+    try:
+        value = msgspec.convert(value, kind)
+    except msgspec.ValidationError:
+        raise OptionsError(f"option {name}: {value!r}, expected {_in_words(kind)}") from None
+    if name in _DURATIONS and isinstance(value, str):
+        if name != "durable_every" or value != AUTO:
+            duration_seconds(name, value)
+    elif name == "durable_log" and isinstance(value, str) and value != AUTO:
+        raise OptionsError(f'option {name}: {value!r}, expected a number of records or "auto"')
+    elif name == "overhead_budget_percent" and not 0 < value <= 100:
+        raise OptionsError(f"option {name}: {value}, expected more than 0, at most 100")
+    elif name == "keep_best" and value:
+        best_of(value)
+    elif name in _SIZES:
+        size_bytes(name, value)
+    elif isinstance(value, int) and value < (least := _least(name)):
+        raise OptionsError(f"option {name}: {value}, expected {least} or more")
+    return value
+
+
+def _least(name: str) -> int:
+    return 1 if name in ("every", "durable_every", "keep_last") else 0
+
+
+def _in_words(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return f"one of {', '.join(map(repr, get_args(kind)))}"
+    if get_origin(kind) is tuple:
+        return 'a tuple of names, as in ("lr", "weight_decay")'
+    return _WORDS.get(kind) or " or ".join(_in_words(k) for k in get_args(kind) if k in _WORDS)
 
 
 def duration_seconds(name: str, text: str) -> float:
@@ -172,26 +198,10 @@ def size_bytes(name: str, value: str | int) -> int:
 
 def best_of(text: str) -> tuple[int, bool]:
     """'3 lowest' as how many, and whether small is good."""
-    match = _BEST.fullmatch(text.strip()) if isinstance(text, str) else None
+    match = _BEST.fullmatch(text.strip())
     if match is None:
         raise OptionsError(
             f"option keep_best: {text!r} does not say how many, and which are good",
             hint='write "3 lowest" for a loss, "3 highest" for an accuracy',
         )
     return int(match[1]), match[2] == "lowest"
-
-
-def _steps_or_duration(name: str, value: str | int) -> None:
-    if isinstance(value, str):
-        duration_seconds(name, value)
-    elif value < 1:
-        raise OptionsError(f"option {name}: {value} steps, expected >= 1")
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and value >= 0
-
-
-def _one_of(name: str, value: object, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise OptionsError(f"option {name}: {value!r}, expected one of {', '.join(choices)}")

@@ -18,7 +18,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from everystep.capture.census import LiveCensus, Models, Optimizers, take_census
+from everystep.capture.groups import encode_groups
 from everystep.capture.rng import capture_rng
 from everystep.capture.state import UserState
 from everystep.capture.tap import Tap
@@ -26,8 +29,10 @@ from everystep.compression.compressor import names_of
 from everystep.connection import Connection, connect
 from everystep.core.alarm import Alarm
 from everystep.core.cadence import Rest, retry_seconds
+from everystep.core.census import Script
 from everystep.core.pace import replay_threads
 from everystep.core.slowdown import Slowdown
+from everystep.core.status import summary
 from everystep.errors import CaptureTooLarge, EverystepError, LaneTimeout, RunBusy, ShadowLost
 from everystep.format.base import Point
 from everystep.lane.control import (
@@ -49,6 +54,7 @@ log = logging.getLogger("everystep")
 _DURABLE_SECONDS = 3600.0
 _WAIT_SECONDS = 600.0
 _START_SECONDS = 60.0  # a shadow says within half of it that it has started, unless it is stuck
+_GLANCE_SECONDS = 0.2
 _DOCUMENT_SLACK_BYTES = 16 << 10
 _LANES_MAX = 8
 
@@ -88,6 +94,7 @@ class Recorder:
         self._models, self._optimizers = models, optimizers
         self._user_state = user_state
         self._document_bytes = len(user_state.collect()) + _DOCUMENT_SLACK_BYTES
+        self._script: Script | None = None
         self._rest = Rest(options.every)
         self._failures = 0
         self._retry_at = 0.0
@@ -104,7 +111,11 @@ class Recorder:
     # ------------------------------------------------------------------ connecting
 
     def census(self) -> LiveCensus:
-        return take_census(self._models, self._optimizers, log=self._options.log)
+        live = take_census(self._models, self._optimizers, log=self._options.log)
+        if self._script is None:  # at attach, before anything is loaded
+            self._script = Script(encode_groups(live.keyed), self._options.override)
+        live.census = msgspec.structs.replace(live.census, script=self._script)
+        return live
 
     @property
     def compression(self) -> list[str]:
@@ -185,10 +196,10 @@ class Recorder:
 
     # ------------------------------------------------------------------ every step
 
-    def open(self) -> None:
+    def open(self, rng: bytes | None = None) -> None:
         """The state before the first step counts too."""
         if self.tap is not None and not self.tap.opened:
-            self.guarded(self.tap.seal)(self.step)
+            self.guarded(self.tap.seal)(self.step, rng=rng)
 
     def seal(self) -> None:
         self.step += 1
@@ -388,6 +399,16 @@ class Recorder:
         if self._options.on_failure == "raise":
             raise RunBusy(reason, hint="stop one of the two trainers")
         warnings.warn(f"everystep: {reason}; stop one of the two trainers", stacklevel=5)
+
+    def describe_tiers(self) -> str:
+        """For a look in passing: what is recorded, and what each fault would cost if the shadow says so at
+        once."""
+        mode, why = self.mode
+        try:
+            told = summary(self.ask(AskStatus(), _GLANCE_SECONDS).status)
+        except EverystepError:
+            told = "the shadow did not say at once what it holds"
+        return f"{mode if mode == 'every step' else f'{mode} ({why})'}; {told}"
 
     # ------------------------------------------------------------------ asking and ending
 

@@ -1,4 +1,4 @@
-"""`attach` and `Run`: what a user holds. The only place in the trainer that wires the rooms together."""
+"""`Run`: what a user holds. The only place in the trainer that wires the rooms together."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import logging
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -16,7 +15,7 @@ from typing import Any, Self, TypeVar
 import msgspec
 import torch
 
-from everystep.capture.census import LiveCensus, Models, Optimizers, take_census
+from everystep.capture.census import LiveCensus, Models, Optimizers
 from everystep.capture.ranks import refuse_many_ranks
 from everystep.capture.rng import restore_rng
 from everystep.capture.state import UserState
@@ -25,14 +24,14 @@ from everystep.core.forecast import check_fits
 from everystep.core.resume import nothing_found
 from everystep.core.status import summary
 from everystep.device.pages import refusals as page_lock_refusals
-from everystep.errors import EverystepError, NothingToRecover, RunBusy, UsageError
+from everystep.errors import EverystepError, NothingToRecover, UsageError
 from everystep.lane.control import AskFlush, AskLeave, AskStatus
 from everystep.lane.lock import TrainerLock
 from everystep.lane.runtime import runtime_dir
 from everystep.loop import Steps, Turn
-from everystep.options import Options, resolve
+from everystep.options import Options
 from everystep.recorder import Recorder
-from everystep.recover.find import Found, find_newest
+from everystep.recover.find import Found, find_newest, resumed_line
 from everystep.recover.load import (
     check_model,
     check_optimizers,
@@ -44,85 +43,16 @@ from everystep.recover.load import (
 )
 from everystep.recover.meet import bring_newest, check_resume, hold_run, point_here, shadow_of
 from everystep.recover.pending import Pending
+from everystep.recover.script import NO_DIFFERENCE, check_override, compare_values, keep_values
 from everystep.recover.upload import Uploads
 from everystep.shadow.outlook import look_ahead
 from everystep.store.tags import check_tag_name, set_tag
-from everystep.store.tiers import locate
+from everystep.tell import tell
 
 log = logging.getLogger("everystep")
 
 _DURABLE_SECONDS = 3600.0
 _T = TypeVar("_T")
-
-
-def attach(
-    model: Models,
-    optimizer: Optimizers,
-    *,
-    run: str | Path,
-    state: Mapping[str, Any] | None = None,
-    **options: Any,
-) -> Run:
-    """Make every step of this training a checkpoint, and go on from the newest one there is.
-
-    Tensors and user state are restored when this returns; random states at the first turn of
-    `steps` (or in `resume`), because making an iterator draws from them.
-    """
-    chosen = resolve(options)
-    path, bucket = locate(run, chosen.bucket)
-    return Run(model, optimizer, path, state, replace(chosen, bucket=bucket))
-
-
-def restore(
-    run: str | Path,
-    model: Models,
-    optimizer: Optimizers | None = None,
-    step: int | None = None,
-) -> int:
-    """Load the newest step (or a retained one) without attaching; returns the step loaded."""
-    path, bucket = locate(run)
-    folder, lock = None, None
-    with contextlib.suppress(RunBusy):  # nobody may attach to, and train on, what is read here
-        folder, lock = hold_run(path, "restore")
-    try:
-        if folder is not None:
-            check_resume(path, shadow_of(path, folder), "auto")
-        if folder is not None and bucket is not None:
-            bring_newest(path, bucket, folder)
-        done, _ = find_and_load(
-            # without an optimizer nothing is redone, and how far the log goes must be known
-            lambda on_the_way: find_newest(
-                path,
-                folder,
-                step,
-                on_the_way=on_the_way and optimizer is not None,
-            ),
-            lambda found: _load_without_attaching(found, model, optimizer, path),
-        )
-        if done is None:
-            raise NothingToRecover(
-                f"restore {path}: no valid base", hint="everystep verify tells why"
-            )
-        found, loaded = done
-        found.close()
-        return loaded
-    finally:
-        if lock is not None:
-            lock.close()
-
-
-def _load_without_attaching(
-    found: Found, model: Models, optimizer: Optimizers | None, path: Path
-) -> int:
-    logged = found.tail_steps + len(found.log)
-    if logged and optimizer is None:
-        raise UsageError(
-            f"restore {path}: the newest {logged} steps are a log of gradients",
-            hint="give the optimizer too: it redoes them",
-        )
-    live = take_census(model, optimizer if optimizer is not None else {})
-    load_point(found, live, path, optimizers=optimizer is not None)
-    return found.point.step
 
 
 def load_point(found: Found, live: LiveCensus, path: Path, *, optimizers: bool) -> list[int]:
@@ -171,6 +101,7 @@ class Run:
         self._recorder: Recorder | None = None
         self._lock: TrainerLock | None = None
         self.turn = Turn.SEALED
+        self._overridden = False
         self._rewound = False  # the turn of the loop in which rewind was called is void
         self._closed = False
         self._ended_by_later = False
@@ -192,22 +123,35 @@ class Run:
                 raise
 
     def _begin(self, recorder: Recorder, folder: Path) -> None:
-        """Find the newest point, load it, and connect to a shadow that goes on from it."""
+        """See what there is to resume from, and go on from it."""
         live = self._timed("census", recorder.census)
-        recorder.versions = [0] * len(live.tensors)
+        check_override(self._options.override, live.optimizers, self._user_state.members)
         resume = self._options.resume
         adopts = check_resume(self.path, shadow_of(self.path, folder), resume)
         if self._bucket is not None:
             log.info("tiers run=%s bucket=%s", self.path, self._bucket)
             self._timed("fetch", bring_newest, self.path, self._bucket, folder, adopts=adopts)
             check_resume(self.path, shadow_of(self.path, folder), resume)  # of what was there
+        self._go_on(recorder, folder, live, adopts=adopts)
+
+    def _go_on(
+        self,
+        recorder: Recorder,
+        folder: Path,
+        live: LiveCensus,
+        *,
+        adopts: bool = False,
+        resumes: bool = True,
+    ) -> None:
+        """Find the newest point, load it, and connect to a shadow that goes on from it."""
+        recorder.versions = [0] * len(live.tensors)
         exact = self._options.residuals == "exact"
         done, card = find_and_load(
             partial(self._timed, "find", find_newest, self.path, folder, exact=exact),
-            lambda found: self._load(recorder, live, found),
+            lambda found: self._load(recorder, live, found, resumes=resumes),
         )
         if done is None:
-            nothing_found(str(self.path), resume)
+            nothing_found(str(self.path), self._options.resume)
             self._look_ahead(live, resumes=False)
             self._timed("connect", recorder.connect, live, predecessor=card)
             return
@@ -217,7 +161,7 @@ class Run:
         try:
             self._look_ahead(live, resumes=True)
             # a shadow's memory is handed on only if it describes exactly what is trained now
-            whole = found if found.holding and found.census == live.census else None
+            whole = found if found.holding and found.census.same_training(live.census) else None
             self._timed(
                 "connect",
                 recorder.connect,
@@ -226,18 +170,14 @@ class Run:
                 predecessor=card,
                 opening_rng=found.session.rng,
             )
+            if self._overridden:  # a crash before the first step must not bring the old values back
+                recorder.open(found.session.rng)
         finally:
             found.close()
         for problem in found.problems:
             warnings.warn(f"everystep: {problem}", stacklevel=4)
-        log.info(
-            "resumed run=%s step=%d from=%s exactness=%s (%s)",
-            self.path,
-            found.point.step,
-            found.source,
-            found.census.exactness,
-            found.census.why,
-        )
+        if resumes:
+            tell(resumed_line(str(self.path), found))
 
     def _look_ahead(self, live: LiveCensus, *, resumes: bool) -> None:
         """Warn if the disk will not last. Where nothing could be lost yet, refuse one that is too small."""
@@ -258,11 +198,21 @@ class Run:
             before = self._attach_seconds.get(phase, 0.0)
             self._attach_seconds[phase] = before + time.perf_counter() - began
 
-    def _load(self, recorder: Recorder, live: LiveCensus, found: Found) -> LiveCensus:
+    def _load(
+        self, recorder: Recorder, live: LiveCensus, found: Found, *, resumes: bool = False
+    ) -> LiveCensus:
         """Bring live objects to a found point; groups added during the run come back too."""
         self._user_state.check(found.session.state)
+        compared = NO_DIFFERENCE
+        if resumes:
+            compared = compare_values(
+                live.keyed, live.census.script, found, self._user_state.members
+            )
         recorder.versions = self._timed("load", load_point, found, live, self.path, optimizers=True)
         self._user_state.restore(found.session.state)
+        keep_values(live.keyed, compared.kept)
+        self._overridden = bool(compared.kept)
+        found.problems.extend([compared.told] if compared.told else [])
         self._user_state.metric = found.session.metric
         self._rng_to_restore = found.session.rng
         recorder.step, recorder.point = found.point.step, found.point
@@ -279,11 +229,8 @@ class Run:
     def steps(self, total: int) -> Iterator[int]:
         """Indices of the steps still to do, up to `total`; each turn seals the step before."""
         start = self.resume()
-        if total < start:
-            raise UsageError(
-                f"steps({total}) of {self.path}: the run is already at step {start}",
-                hint=f"give a total of at least {start}, or rewind first",
-            )
+        if total < start:  # a finished job that was started again
+            tell(f"{self.path} is at step {start}: steps({total}) has nothing left to do")
         return Steps(self, total)
 
     def next_turn(self) -> None:
@@ -319,7 +266,7 @@ class Run:
                 hint="attach again to go on from the newest step there is, or use run.rewind",
             )
         recorder.drop()
-        self._begin(recorder, recorder.folder)
+        self._go_on(recorder, recorder.folder, recorder.census(), resumes=False)
         log.warning(
             "everystep: run %s: the turn at step %d was left in its midst; training is back at its start",
             self.path,
@@ -468,6 +415,12 @@ class Run:
 
     def __enter__(self) -> Self:
         return self
+
+    def __repr__(self) -> str:
+        tiers = "disabled"
+        if self._recorder is not None:
+            tiers = "closed" if self._closed else self._recorder.describe_tiers()
+        return f"<everystep.Run {self.path} at step {self.step}: {tiers}>"
 
     def __exit__(
         self,

@@ -38,8 +38,7 @@ def test_seal_and_steps_at_the_wrong_time(runtime: Path, tmp_path: Path) -> None
             train_step(net, optimizer)
             with pytest.raises(UsageError, match=r"steps\(\) seals every step"):
                 run.seal()
-        with pytest.raises(UsageError, match=r"steps\(3\).*already at step 4"):
-            run.steps(3)
+        assert list(run.steps(3)) == [] and run.step == 4
         assert list(run.steps(4)) == [] and run.step == 4
         assert run.status()["records_let_go"] == 0
     for call in (run.seal, run.resume, run.flush, lambda: run.steps(9)):
@@ -49,11 +48,8 @@ def test_seal_and_steps_at_the_wrong_time(runtime: Path, tmp_path: Path) -> None
     other = model()
     assert everystep.restore(tmp_path / "run", other, adam(other)) == 4
     assert bits(other) == bits(net)
-    with (
-        everystep.attach(other, adam(other), run=tmp_path / "run") as again,
-        pytest.raises(UsageError, match=r"steps\(2\).*already at step 4"),
-    ):
-        again.steps(2)
+    with everystep.attach(other, adam(other), run=tmp_path / "run") as again:
+        assert list(again.steps(2)) == [] and again.step == 4
     assert everystep.open_run(tmp_path / "run").steps[-1] == 4
 
 

@@ -22,6 +22,7 @@ from everystep.replay.choose import choose
 from everystep.replay.optimizers import class_path, mode_of
 from everystep.replay.slots import split
 from everystep.replay.tensors import dtype_name, is_resolved, why_not_stored
+from everystep.unwrap import by_key, check_given
 
 _SWITCHES = (
     "fused",
@@ -71,6 +72,10 @@ class LiveCensus:
         self._homes_of_moved = [module._parameters for module, *_ in homes]
         self._names_of_moved = [name for _, name, _ in homes]
         self._at_home = [tensor for *_, tensor in homes]
+
+    @property
+    def keyed(self) -> dict[str, torch.optim.Optimizer]:
+        return {s.key: o for s, o in zip(self.census.optimizers, self.optimizers, strict=True)}
 
     def follow(self) -> bool:
         """Look where `module.name = tensor` put new tensors; True if the census is no longer true."""
@@ -139,6 +144,8 @@ def _switch(value: object) -> object:
 
 def take_census(models: Models, optimizers: Optimizers, *, log: bool = True) -> LiveCensus:
     """`log=False`: no optimizer's steps are logged, state is sent instead."""
+    models, optimizers = by_key(models), by_key(optimizers)
+    check_given(optimizers)
     atoms, tensors = _atoms(models)
     atom_of = {id(t): i for i, t in enumerate(tensors)}
     given = named(optimizers, "optimizer", torch.optim.Optimizer)

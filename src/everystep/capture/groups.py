@@ -3,7 +3,7 @@ under keys that are no parameters, and the attributes of an optimizer that is no
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from operator import is_
 from typing import Any
@@ -84,6 +84,11 @@ def _other_state(optimizer: torch.optim.Optimizer) -> Iterator[Entry]:
         for place, (key, value) in enumerate(entries):
             if not isinstance(key, torch.Tensor):
                 yield place, key, value
+
+
+def encode_groups(optimizers: Mapping[str, torch.optim.Optimizer]) -> tuple[bytes, ...]:
+    """Of each optimizer, as they are now."""
+    return tuple(GroupValues(optimizer, key).encoded() for key, optimizer in optimizers.items())
 
 
 def _is_fixed(value: object) -> bool:

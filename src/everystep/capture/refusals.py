@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,7 +11,6 @@ import torch
 from everystep.capture.groups import GroupValues
 from everystep.errors import UnsupportedState, UsageError
 from everystep.format import values
-from everystep.replay.optimizers import attributes_of
 from everystep.replay.tensors import is_resolved, pack, why_not_stored
 
 if TYPE_CHECKING:
@@ -60,35 +59,10 @@ def check_optimizers(live: LiveCensus) -> None:
     for index, (spec, optimizer) in enumerate(
         zip(live.census.optimizers, live.optimizers, strict=True)
     ):
-        _refuse_hidden_optimizers(spec.key, optimizer, live.optimizers)
         GroupValues(optimizer, spec.key).encoded()
         for atom in spec.atoms:
             values.encode(live.slots_of(index, atom).others, live.where(index, atom), pack)
         _tell_of_strangers(spec.key, optimizer)
-
-
-def _refuse_hidden_optimizers(
-    key: str, optimizer: torch.optim.Optimizer, given: list[torch.optim.Optimizer]
-) -> None:
-    """A wrapper's inner optimizer has slots of its own, which nobody would record."""
-    for name, inner in _inner_optimizers(optimizer):
-        if inner.state is not optimizer.state and all(inner is not other for other in given):
-            raise UsageError(
-                f"attach: optimizer[{key!r}].{name} is an optimizer of its own, a "
-                f"{type(inner).__name__}, whose state would not be recorded",
-                hint=f'give both: attach(model, {{"outer": optimizer, "inner": optimizer.{name}}}, ...)',
-            )
-
-
-def _inner_optimizers(
-    optimizer: torch.optim.Optimizer,
-) -> Iterator[tuple[str, torch.optim.Optimizer]]:
-    for name, value in attributes_of(optimizer).items():
-        members = enumerate(value) if isinstance(value, list | tuple) else ()
-        found = [(name, value), *((f"{name}[{i}]", member) for i, member in members)]
-        if isinstance(value, dict):
-            found += [(f"{name}[{values.shown(k)}]", member) for k, member in value.items()]
-        yield from ((path, m) for path, m in found if isinstance(m, torch.optim.Optimizer))
 
 
 def _tell_of_strangers(key: str, optimizer: torch.optim.Optimizer) -> None:

@@ -10,6 +10,7 @@ from everystep.capture.rng import capture_rng, restore_rng
 from everystep.errors import ModelMismatch, RecoveryError, UsageError
 from everystep.format import values
 from everystep.replay.tensors import pack, unpack
+from everystep.unwrap import unwrap
 
 
 class UserState:
@@ -21,7 +22,7 @@ class UserState:
                 f"attach: state is a {type(members).__name__}, expected a mapping of names to objects",
                 hint='state={"loader": loader, "schedule": schedule}',
             )
-        self.members = dict(members or {})
+        self.members = {name: unwrap(member) for name, member in dict(members or {}).items()}
         self.metric: float | None = None  # what the user reported last
         self.seconds_total = 0.0
         self.seconds_max = 0.0
@@ -63,6 +64,12 @@ class UserState:
         return stored
 
 
+def has_state(member: Any) -> bool:
+    """Whether it can tell and take its state. accelerate's loader says so of every loader."""
+    both = hasattr(member, "state_dict") and hasattr(member, "load_state_dict")
+    return both and bool(getattr(member, "use_stateful_dataloader", True))
+
+
 def _state_of(name: str, member: Any) -> Any:
     """None for a loader that has not begun: asking would make its iterator before the user does."""
     if isinstance(member, dict):
@@ -98,10 +105,14 @@ def _check_member(name: str, member: Any) -> None:
         )
     if isinstance(member, dict):
         return
-    if not (hasattr(member, "state_dict") and hasattr(member, "load_state_dict")):
+    if not has_state(member):
+        loader = hasattr(member, "dataset") and hasattr(member, "batch_sampler")
         raise UsageError(
             f"attach: state[{name!r}] is a {type(member).__name__} without state_dict and load_state_dict",
-            hint="give an object that has both (torchdata's StatefulDataLoader, schedulers, samplers), "
+            hint="give everystep.data(loader), and draw batches from that; or use torchdata's "
+            "StatefulDataLoader"
+            if loader
+            else "give an object that has both (everystep.data of a loader, schedulers, samplers), "
             "or a plain dict",
         )
     if getattr(member, "_iterator", None) is not None:

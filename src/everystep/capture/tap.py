@@ -275,6 +275,7 @@ class Tap:
                 self._send_seal(step, capture_rng() if rng is None else rng)
         if not self.flowing:
             self.dropped += 1
+            self._ring.say_dropped(step)
         self.step = step
         self._begin(step + 1)
         if self.flowing and self.base_is_sent and not self._awake and self._rest.after_base(step):
@@ -349,6 +350,7 @@ class Tap:
     def _try_to_flow(self, step: int) -> None:
         """While letting go: tell the shadow, wait for its request, then begin with a new base."""
         self.dropped += not self._rest.periodic
+        self._ring.say_dropped(step)
         self.step = step
         self.pending.turn()
         self._begin(step + 1)

@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from everystep.compression.methods import FP8, INT8, Bfloat16, Method, RandomK, TopK
 from everystep.errors import UsageError
+from everystep.unwrap import unwrap
 
 _SPARSE: dict[str, Callable[[float], Method]] = {"topk": TopK, "randomk": RandomK}
 _DENSE: dict[str, Method] = {"int8": INT8, "fp8": FP8, "bf16": Bfloat16()}
@@ -37,6 +38,7 @@ def compress(
     (of `rank`). Parameters of a bucket (64 MiB, or DDP's) compete for what topk keeps. Call it before
     `attach`.
     """
+    target = unwrap(target)
     parameters = _parameters(target)
     if method == "powersgd":
         from everystep.compression.ddp import use_powersgd

@@ -64,12 +64,25 @@ class OptimizerSpec(msgspec.Struct, frozen=True):
         return self.mode is Mode.LOG and not self.path.startswith("torch.optim")
 
 
+class Script(msgspec.Struct, frozen=True):
+    """What the script gave to attach. Training changes lr by itself: only this tells whether the script has
+    changed since then."""
+
+    groups: tuple[bytes, ...] = ()  # values of each optimizer's param groups, encoded as in seals
+    override: tuple[str, ...] = ()
+
+
 class Census(msgspec.Struct, frozen=True, dict=True):
     atoms: tuple[Atom, ...]
     optimizers: tuple[OptimizerSpec, ...]
     exactness: str  # exact | bounded | lossy
     why: str = ""
     not_persistent: tuple[str, ...] = ()  # buffers that the model's own state_dict leaves out
+    script: Script = Script()
+
+    def same_training(self, other: Census) -> bool:
+        """Whether records and a replica of one are records and a replica of the other."""
+        return msgspec.structs.replace(self, script=other.script) == other
 
     @cached_property
     def layouts(self) -> tuple[GradientLayout, ...]:

@@ -84,6 +84,10 @@ class RingWriter(_Ring):
         self._set(fmt.RING_TAKEN_AT, ticket + 1)
         return ticket
 
+    def say_dropped(self, step: int) -> None:
+        """A step was sealed that no record tells of: who resumes is told how many were lost."""
+        self._set(fmt.RING_DROPPED_AT, step)
+
     def commit_device(self, ticket: int) -> None:
         """Say that the payload is there; on a GPU the last copy of the side stream says it."""
         at = self.slot_at(ticket) + fmt.SLOT_DEVICE_WORD_AT
@@ -189,6 +193,10 @@ class RingReader(_Ring):
         start, word = self.slot_at(self._next), fmt.commit_word(self.nonce, self._next)
         words = (start + fmt.SLOT_HOST_WORD_AT, start + fmt.SLOT_DEVICE_WORD_AT)
         return all(self._get(at) == word for at in words)
+
+    @property
+    def dropped_step(self) -> int:
+        return self._get(fmt.RING_DROPPED_AT)
 
     @property
     def waiting(self) -> int:

@@ -69,11 +69,24 @@ class Found(NamedTuple):
     log: LogReader | tuple[()] = ()  # records behind the state, still to be redone
     holding: control.Holding | None = None
     memory: tuple[SharedMemory, ...] = ()
+    finished: int | None = None  # the newest step that training had finished, if a shadow knows
+
+    @property
+    def lost_steps(self) -> int | None:
+        return None if self.finished is None else max(0, self.finished - self.point.step)
 
     def close(self) -> None:
         """Let go of a shadow's memory; whoever it was handed on to keeps its own hold."""
         for memory in self.memory:
             memory.close()
+
+
+def resumed_line(run: str, found: Found) -> str:
+    """What a person wants to know when training goes on."""
+    census, lost = found.census, found.lost_steps
+    how = "exact" if census.exactness == "exact" else f"{census.exactness}: {census.why}"
+    line = f"resumed {run} at step {found.point.step} from the {found.source} ({how})"
+    return line if lost is None else f"{line}; {lost} step{'' if lost == 1 else 's'} lost"
 
 
 def find_newest(
@@ -92,8 +105,9 @@ def find_newest(
     lineage = Lineage("", [], [])
     known = identify(run)[0] is not None
     found = held = in_memory = None
+    finished: list[int] = []
     if card is not None and folder is not None:
-        found, card, held = _from_living(card, run, folder, problems)
+        found, card, held = _from_living(card, run, folder, problems, finished)
         known = identify(run)[0] is not None
     if known:  # read after asking: a shadow that went meanwhile has left its last words there
         lineage = read_lineage(run)
@@ -101,7 +115,7 @@ def find_newest(
     if found is not None:
         newest = lineage.candidates[0].entry.step if lineage.candidates else -1
         if found.point.step == step or (step is None and found.point.step >= newest):
-            return found, card
+            return found._replace(finished=max(finished, default=None)), card
         in_memory = found.point.step
         found.close()
     on_the_way = on_the_way and step is None
@@ -110,6 +124,8 @@ def find_newest(
         _check_last_words(run, stored, held, problems)
     if stored is None and step is not None:
         _refuse_unknown_step(run, lineage, step, in_memory)
+    if stored is not None:
+        stored = stored._replace(finished=max(finished, default=None))
     return stored, card
 
 
@@ -128,14 +144,14 @@ def _check_last_words(run: Path, stored: Found | None, held: int, problems: list
 
 
 def _from_living(
-    card: ShadowCard, run: Path, folder: Path, problems: list[str]
+    card: ShadowCard, run: Path, folder: Path, problems: list[str], finished: list[int]
 ) -> tuple[Found | None, ShadowCard | None, int | None]:
     """Ask the run's shadow; one that hands over to its successor meanwhile is asked no longer. One that
     cannot hand over says its last words to the store: the third value is the step that should be there."""
     while True:
         own: list[str] = []
         try:
-            found = _from_shadow(card, own)
+            found = _from_shadow(card, own, finished)
             now = shadow_of(run, folder) if found else _card_after(run, folder)
         except (ProtocolMismatch, DescriptorsRefused) as refusal:
             held = last_words(card, str(refusal))
@@ -157,7 +173,7 @@ def _card_after(run: Path, folder: Path) -> ShadowCard | None:
     return now
 
 
-def _from_shadow(card: ShadowCard, problems: list[str]) -> Found | None:
+def _from_shadow(card: ShadowCard, problems: list[str], finished: list[int]) -> Found | None:
     if card.protocol != PROTOCOL:
         raise ProtocolMismatch(versions(f"shadow {card.pid}", card.protocol))
     try:
@@ -167,6 +183,8 @@ def _from_shadow(card: ShadowCard, problems: list[str]) -> Found | None:
             timeout_seconds=_YIELD_SECONDS,
             alive=_Patience(card).alive,
         )
+        if "finished_step" in answer.status:
+            finished.append(answer.status["finished_step"])
         if answer.holding is None:
             problems.append(f"shadow {card.pid}: {answer.error}")
             return None

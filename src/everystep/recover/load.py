@@ -20,6 +20,7 @@ from everystep.recover.pending import Pending
 from everystep.recover.slots import SlotLoader, in_order
 from everystep.recover.upload import Uploads
 from everystep.replay.apply import apply_call, set_groups, write_edit
+from everystep.replay.optimizers import class_path
 from everystep.replay.tensors import Payload, distinct, view_tensor
 
 log = logging.getLogger(__name__)
@@ -101,6 +102,17 @@ def check_optimizers(
             f"resume: the run has optimizers {sorted(specs)}, given were "
             f"{sorted(key for key, _ in optimizers)}",
             hint="give attach the same optimizers under the same keys",
+        )
+    others = [
+        f"optimizer {key!r}: {path} in the run, {class_path(optimizer)} in the script"
+        for key, optimizer in optimizers
+        if (path := found.census.optimizers[specs[key]].path) != class_path(optimizer)
+    ]
+    if others:
+        raise ModelMismatch(
+            "resume: the run was trained with another optimizer class:\n  " + "\n  ".join(others),
+            hint="build the optimizer as it was, or give this one another run=; "
+            "everystep.restore(run, model) loads weights alone",
         )
     for key, optimizer in optimizers:
         _check_groups(found.census, specs[key], optimizer, tensors, ids)
@@ -237,5 +249,3 @@ def _replay_call(
     spec = found.census.optimizers[call.optimizer]
     parameters = [tensors[ids[atom]] for atom in spec.atoms]
     apply_call(optimizers[call.optimizer], parameters, call, found.census, payload)
-
-

@@ -368,11 +368,13 @@ class Shadow:
     def _answer_yield(self, route: list[bytes]) -> bool:
         if not self._drained or self._succeeded:
             return False
+        finished = max(self.intake.sealed_step, self.intake.ring.dropped_step)
+        told = {"finished_step": finished}
         if not self.intake.whole or self._distrusted or self.intake.drifted:
-            answer = control.Answer(error="this shadow holds no complete state")
+            answer = control.Answer(error="this shadow holds no complete state", status=told)
         else:
             self._yielded = True
-            answer = control.Answer(holding=self._holding())
+            answer = control.Answer(holding=self._holding(), status=told)
         self.control.answer(route, answer)
         return True
 

@@ -22,7 +22,7 @@ from everystep.capture.state import UserState
 from everystep.core.census import Mode
 from everystep.core.forecast import check_fits
 from everystep.core.resume import nothing_found
-from everystep.core.status import summary
+from everystep.core.status import build_status
 from everystep.device.pages import refusals as page_lock_refusals
 from everystep.errors import EverystepError, NothingToRecover, UsageError
 from everystep.lane.control import AskFlush, AskLeave, AskStatus
@@ -381,7 +381,7 @@ class Run:
             "state_dict_seconds_max": self._user_state.seconds_max,
             "limitations": [*document.get("limitations", []), *page_lock_refusals],
         }
-        return {"summary": summary(document), **document}
+        return build_status(str(self.path), document)
 
     def rewind(self, step: int) -> int:
         """Take live training back to a retained step; the loop goes on from there."""

@@ -54,3 +54,20 @@ def test_a_url_without_a_run(tmp_path: Path) -> None:
     for words in (["ls"], ["status"], ["verify"], ["inspect"], ["bisect"]):
         code, refused = command(*words, url)
         assert code == 2 and refused["kind"] == "NotARun", words
+
+
+def test_tune_takes_a_url(tmp_path: Path, local_tiers: Path) -> None:
+    """From the bucket's documents, with the disk that the local tier would lie on."""
+    url = f"file://{tmp_path}/bucket"
+    code, refused = command("tune", url)
+    assert code == 2 and refused["kind"] == "NotARun"
+    host = Host(tmp_path / "a", url)
+    host.commit(1, 2, 3)
+    host.ship()
+    code, found = command("tune", url, "--step-time", "0.2s", "--mtbf", "1h")
+    assert code == 0 and found["run"] == url and found["plan"]["base_every"] >= 1
+    size = next(b["total_bytes"] for b in command("ls", url)[1]["bases"])
+    assert found["machine"]["base_bytes"] == size
+    assert not local_tiers.exists(), (
+        "nothing was fetched, and what was written for measuring is gone"
+    )

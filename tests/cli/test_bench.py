@@ -29,9 +29,11 @@ def test_overhead(tmp_path: Path) -> None:
     file = tmp_path / "overhead.json"
     methods = "none,everystep,everystep-state,torch.save"
     small = ("--model", "gpt-tiny", "--batch", "1", "--steps", "3", "--methods", methods)
-    shown = bench("overhead", *small, "--json", str(file), "--folder", str(tmp_path))
-    assert "torch.save" in shown
+    picture = tmp_path / "overhead.png"
+    files = ("-o", str(file), "--plot", str(picture), "--folder", str(tmp_path))
+    shown = json.loads(bench("overhead", *small, *files, "--json"))
     document: dict[str, Any] = json.loads(file.read_bytes())
+    assert document == shown
     assert set(document["methods"]) == set(methods.split(",")) and document["failed"] == {}
     for found in document["methods"].values():
         assert found["ratio"] > 0 and found["p99_seconds"] >= found["median_seconds"] > 0
@@ -39,7 +41,7 @@ def test_overhead(tmp_path: Path) -> None:
         ours = document["methods"][name]
         assert ours["durable_step_after_close"] == ours["trainer_step"] >= 3
         assert ours["records_let_go"] == 0
-    assert file.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 def test_copy(tmp_path: Path) -> None:

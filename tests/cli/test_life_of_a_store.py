@@ -310,7 +310,7 @@ def test_every_small_float_is_widened(dtype: str) -> None:
 def test_export_for_torch(finished: tuple[Path, Tied, Any], tmp_path: Path) -> None:
     path, model, optimizer = finished
     file = tmp_path / "all.pt"
-    code, done = command("export", path, "latest", "--to", "torch", "--output", file)
+    code, done = command("export", path, "latest", "--to", "torch", "--file", file)
     assert code == 0 and done["step"] == 5 and done["bytes"] == file.stat().st_size
     loaded = torch.load(file, weights_only=True)
     fresh, other = build(9)
@@ -323,10 +323,10 @@ def test_export_for_torch(finished: tuple[Path, Tied, Any], tmp_path: Path) -> N
     for number, slots in ours["state"].items():
         same(slots, theirs["state"][number])
     assert list(tmp_path.iterdir()) == [file], "nothing is left beside it"
-    code, refusal = command("export", path, "latest", "--to", "torch", "--output", file)
+    code, refusal = command("export", path, "latest", "--to", "torch", "--file", file)
     assert code == 2 and "exists already" in refusal["error"]
     light = tmp_path / "light.pt"
-    words = ("export", path, "2", "--to", "torch", "--output", light, "--weights-only")
+    words = ("export", path, "2", "--to", "torch", "--file", light, "--weights-only")
     assert command(*words)[0] == 0
     assert torch.load(light, weights_only=True).keys() == {"step", "model"}
 
@@ -334,7 +334,7 @@ def test_export_for_torch(finished: tuple[Path, Tied, Any], tmp_path: Path) -> N
 def test_export_for_safetensors(finished: tuple[Path, Tied, Any], tmp_path: Path) -> None:
     path, model, _ = finished
     file = tmp_path / "weights.safetensors"
-    code, _ = command("export", path, "5", "--to", "safetensors", "--output", file)
+    code, _ = command("export", path, "5", "--to", "safetensors", "--file", file)
     assert code == 0
     assert "head.weight" not in load_file(file), "a tied weight is there once"
     fresh = build(9)[0]
@@ -353,9 +353,9 @@ def test_weights_without_slots(tmp_path: Path) -> None:
     assert command("verify", path)[1]["ok"]
     with pytest.raises(everystep.EverystepError, match="only its weights"):
         everystep.restore(path, *build(9), step=3)
-    code, refusal = command("export", path, "3", "--to", "torch", "--output", tmp_path / "x.pt")
+    code, refusal = command("export", path, "3", "--to", "torch", "--file", tmp_path / "x.pt")
     assert code == 2 and "--weights-only" in refusal["hint"]
-    words = ("export", path, "3", "--to", "safetensors", "--output", tmp_path / "x.safetensors")
+    words = ("export", path, "3", "--to", "safetensors", "--file", tmp_path / "x.safetensors")
     assert command(*words)[0] == 0
     weights = everystep.open_run(path).tensors(3)
     found = load_file(tmp_path / "x.safetensors")
@@ -373,7 +373,7 @@ def test_weights_without_slots(tmp_path: Path) -> None:
         ("diff", "RUN", "nobody", "3"),
         ("export", "RUN", "77", "--to", "torch"),
         ("export", "RUN", "nobody", "--to", "safetensors"),
-        ("export", "RUN", "3", "--to", "torch", "--output", "/nowhere/at/all.pt"),
+        ("export", "RUN", "3", "--to", "torch", "--file", "/nowhere/at/all.pt"),
         ("prune", "RUN", "--keep-last", "0", "--dry-run"),
         ("prune", "RUN", "--keep-best", "some", "--dry-run"),
         ("prune", "RUN/absent"),

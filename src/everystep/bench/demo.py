@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -10,14 +11,16 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from everystep.bench.demo_trainer import Job, Line
+from everystep.bench.place import dismiss
 from everystep.errors import EverystepError
 
 _TURNS = 20  # of each training, the first one to warm up
@@ -27,16 +30,25 @@ _PATIENCE_SECONDS = 300.0
 class Demo:
     """Starts trainers, kills them, reads their logs."""
 
-    def __init__(self, folder: Path, steps: int, console: Console) -> None:
+    def __init__(self, folder: Path, steps: int, say: Callable[[str], None]) -> None:
         self._folder = folder
         self._steps = steps
-        self._console = console
+        self._say = say
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def close(self) -> None:
+        """End trainers that were given up, and the shadows that would wait for them."""
+        for process in self._processes:
+            process.kill()
+            process.wait()
+        for meeting in self._folder.glob("runtime/*"):
+            dismiss(meeting)
 
     def train_in_turns(self, methods: dict[str, str]) -> dict[str, list[Line]]:
         """Unbroken trainings, a few steps of each at a time: a machine that changes its pace changes it for
         all of them."""
         turn = max(1, self._steps // _TURNS)
-        self._console.print(f"{self._steps} steps each, {turn} at a time …")
+        self._say(f"{self._steps} steps each, {turn} at a time …")
         jobs = {name: self._job(name, method, turn) for name, method in methods.items()}
         processes = {name: self._start(job, stdin=subprocess.PIPE) for name, job in jobs.items()}
         order = list(jobs)
@@ -49,7 +61,7 @@ class Demo:
                 raise EverystepError(f"demo: {name!r} ended with code {process.returncode}")
         found = {name: _read(job) for name, job in jobs.items()}
         for name, lines in found.items():
-            self._console.print(
+            self._say(
                 f"  {name}: {1000 * statistics.median(_paces(lines)):.0f} ms a step, "
                 f"loss {_last_loss(lines):.3f}"
             )
@@ -69,7 +81,7 @@ class Demo:
         self, name: str, kills: int, step_seconds: float, chance: random.Random
     ) -> tuple[list[Line], list[int], list[float]]:
         """Train while killing the trainer; returns its log, steps lost and seconds to come back."""
-        self._console.print(f"[bold]{name}[/bold]: {kills} × kill -9 …")
+        self._say(f"{name}: {kills} × kill -9 …")
         job = self._job(name, "everystep")
         lost: list[int] = []
         seconds: list[float] = []
@@ -83,9 +95,7 @@ class Demo:
                 lost.append(_finished(before) - begin.step)
                 first_step = self._await_step(process, job, len(before), begin.step + 1)
                 seconds.append(first_step.time - started)
-                self._console.print(
-                    f"  back in {seconds[-1]:.1f} s at step {begin.step}, lost {lost[-1]}"
-                )
+                self._say(f"  back in {seconds[-1]:.1f} s at step {begin.step}, lost {lost[-1]}")
             if number < kills:
                 span = (self._steps - begin.step) // (kills + 1 - number)
                 target = begin.step + chance.randint(1, max(1, span))
@@ -93,7 +103,7 @@ class Demo:
                 time.sleep(chance.uniform(0, step_seconds))  # anywhere in the step after it
                 process.send_signal(signal.SIGKILL)
                 process.wait()
-                self._console.print(f"  killed after {_finished(_read(job))} finished steps")
+                self._say(f"  killed after {_finished(_read(job))} finished steps")
             elif process.wait(_PATIENCE_SECONDS) != 0:
                 raise EverystepError("demo: the last trainer failed")
         return _read(job), lost, seconds
@@ -106,12 +116,15 @@ class Demo:
     def _start(self, job: Job, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "everystep.bench.demo_trainer"]
         environment = {**os.environ, "EVERYSTEP_RUNTIME_DIR": str(self._folder / "runtime")}
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [*command, msgspec.json.encode(job).decode()],
             env=environment,
             stdin=stdin,
             stdout=subprocess.DEVNULL,
+            start_new_session=True,  # a Ctrl-C is for us alone
         )
+        self._processes.append(process)
+        return process
 
     def _await_new_line(self, process: subprocess.Popen[bytes], job: Job, known: int) -> None:
         _until(lambda: len(_read(job)) > known, process, "its first line")
@@ -133,14 +146,15 @@ class Demo:
 
 
 def run_demo(
-    *, steps: int, kills: int, seed: int | None, quiet: bool
+    *, steps: int, kills: int, seed: int | None, say: Callable[[str], None]
 ) -> tuple[dict[str, Any], Table]:
     """Run it all; returns the figures and the table people see."""
     seed = random.SystemRandom().randrange(1 << 32) if seed is None else seed
-    console = Console(quiet=quiet)
-    console.print(f"a character GPT on Python's own documentation; seed of the kills {seed}")
-    with tempfile.TemporaryDirectory(prefix="everystep-demo-") as folder:
-        demo = Demo(Path(folder), steps, console)
+    say(f"a character GPT on Python's own documentation; seed of the kills {seed}")
+    with (
+        tempfile.TemporaryDirectory(prefix="everystep-demo-") as folder,
+        contextlib.closing(Demo(Path(folder), steps, say)) as demo,
+    ):
         found = demo.train_in_turns(
             {
                 "without us": "none",
@@ -156,7 +170,7 @@ def run_demo(
         )
     for name, lines in (*found.items(), ("killed", killed)):
         if difference := _difference(plain, lines):
-            console.print(f"[red]{name}: {difference}[/red]")
+            say(f"{name}: {difference}")
     figures = {
         "bit_identical": not any(_difference(plain, lines) for lines in (ours, killed)),
         "kills": len(lost),
@@ -186,7 +200,7 @@ def _table(figures: dict[str, Any]) -> Table:
         ("restart to next finished step, median", f"{recover:.1f} s" if recover else "–"),
         (
             "weights, optimizer state, loss curve",
-            "bit-identical" if figures["bit_identical"] else "[red]DIFFERENT[/red]",
+            "bit-identical" if figures["bit_identical"] else Text("DIFFERENT", style="red"),
         ),
     ]
     for row in rows:

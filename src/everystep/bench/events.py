@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +20,7 @@ import everystep
 from everystep.bench.clock import brief, timed
 from everystep.bench.gpt import Training
 from everystep.bench.links import disk, upload_rate
+from everystep.bench.place import temporary_place
 from everystep.errors import EverystepError
 from everystep.session import Run
 
@@ -31,9 +30,8 @@ _LOOK_EVERY = 4
 
 @contextmanager
 def _scene(model: str, batch: int, optimizer: str, folder: Path | None) -> Iterator[_Scene]:
-    parent = str(folder) if folder else None
-    with tempfile.TemporaryDirectory(prefix="everystep-bench-", dir=parent) as place:
-        yield _Scene(Training(model, batch, optimizer, compiled=False), Path(place))
+    with temporary_place(folder) as place:
+        yield _Scene(Training(model, batch, optimizer, compiled=False), place)
 
 
 class _Scene:
@@ -154,29 +152,31 @@ def pause_cost(
 
 def resume_cost(model: str, batch: int, optimizer: str, folder: Path | None) -> dict[str, Any]:
     """A trainer is killed with SIGKILL; the next one has its state back on the device."""
-    parent = str(folder) if folder else None
-    place = tempfile.mkdtemp(prefix="everystep-bench-", dir=parent)
-    command = [sys.executable, "-m", "everystep.bench.events", place, model, str(batch), optimizer]
-    try:
-        with Path(place, "errors").open("w+") as errors:
-            first = subprocess.Popen(
-                [*command, "die"], stdout=subprocess.PIPE, stderr=errors, text=True
-            )
+    command = [sys.executable, "-m", "everystep.bench.events"]
+    given = [model, str(batch), optimizer]
+    with temporary_place(folder) as place, (place / "errors").open("w+") as errors:
+        first = subprocess.Popen(
+            [*command, place, *given, "die"], stdout=subprocess.PIPE, stderr=errors, text=True
+        )
+        try:
             assert first.stdout is not None
             trained = next((line for line in first.stdout if line.startswith("step ")), "")
+        finally:
             first.kill()
             first.wait()
-            second = subprocess.run(
-                [*command, "resume"], stdout=subprocess.PIPE, stderr=errors, text=True, timeout=600
-            )
-            errors.seek(0)
-            if not trained or second.returncode:
-                said = "; ".join(errors.read().strip().splitlines()[-4:])
-                raise EverystepError(f"bench resume: a trainer failed: {said}")
-        document = second.stdout.strip().splitlines()[-1]
-        return {"model": model, "killed_at": trained.strip(), **msgspec.json.decode(document)}
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
+        second = subprocess.run(
+            [*command, place, *given, "resume"],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            timeout=600,
+        )
+        errors.seek(0)
+        if not trained or second.returncode:
+            said = "; ".join(errors.read().strip().splitlines()[-4:])
+            raise EverystepError(f"bench resume: a trainer failed: {said}")
+    document = second.stdout.strip().splitlines()[-1]
+    return {"model": model, "killed_at": trained.strip(), **msgspec.json.decode(document)}
 
 
 def _trainer(place: str, model: str, batch: int, optimizer: str, role: str) -> None:

@@ -17,6 +17,7 @@ import everystep
 from everystep.bench.clock import timed
 from everystep.bench.gpt import Training
 from everystep.bench.links import disk
+from everystep.bench.place import temporary_place
 from everystep.capture.census import take_census
 from everystep.core.census import Census
 from everystep.format.log import LoggedRecord, census_digest
@@ -43,18 +44,17 @@ def log_cost(
     ratio: float,
     folder: Path | None,
 ) -> dict[str, Any]:
-    parent = str(folder) if folder else None
     training = Training(model, batch, optimizer, compiled=False)
     if compression:
         everystep.compress(training.optimizer, compression, ratio=ratio)
-    with tempfile.TemporaryDirectory(prefix="everystep-bench-", dir=parent) as place:
-        run = Path(place) / "run"
+    with temporary_place(folder) as place:
+        run = place / "run"
         trained = _train(training, run, steps)
         found = {"model": model, "compression": compression or "none", **trained}
         found |= _redo(training, run, steps)
         found["redo_is_faster"] = found["trained_seconds"] / found["redo_seconds"]
         dense = sum(p.nbytes for p in training.model.parameters())
-        rounds = [_rates(Path(place), dense) for _ in range(_ROUNDS)]
+        rounds = [_rates(place, dense) for _ in range(_ROUNDS)]
         written, best, read = (statistics.median(column) for column in zip(*rounds, strict=True))
         return {
             **found,

@@ -9,8 +9,8 @@ import contextlib
 import multiprocessing
 import os
 import resource
+import signal
 import statistics
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +22,7 @@ import everystep
 from everystep.bench.clock import Clock
 from everystep.bench.gpt import Training
 from everystep.bench.methods import METHODS, Method, Nothing, installed
+from everystep.bench.place import temporary_place
 from everystep.errors import EverystepError, UsageError
 
 _WARM_UP_STEPS = 3
@@ -97,10 +98,9 @@ def overhead(settings: Settings, say: Any) -> dict[str, Any]:
 
 
 def _window(name: str, training: Training, settings: Settings) -> Window:
-    parent = str(settings.folder) if settings.folder else None
-    with tempfile.TemporaryDirectory(prefix="everystep-bench-", dir=parent) as folder:
+    with temporary_place(settings.folder) as folder:
         make = Nothing if name == "uncompressed" else METHODS[name][0]
-        method = make(training, Path(folder), settings.every)
+        method = make(training, folder, settings.every)
         try:
             return _measured(name, method, training, settings)
         except BaseException:
@@ -160,6 +160,7 @@ def _cpu_seconds() -> float:
 
 
 def _burn() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started it ends it
     table = list(range(1 << 16))
     while True:
         table.sort(key=lambda x: (x * 2654435761) & 0xFFFF)

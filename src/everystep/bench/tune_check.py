@@ -14,7 +14,6 @@ import math
 import random
 import shutil
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,6 +24,7 @@ import everystep
 from everystep.bench.clock import timed
 from everystep.bench.felt import Felt, felt, seconds_lost
 from everystep.bench.gpt import Training
+from everystep.bench.place import temporary_place
 from everystep.errors import EverystepError
 from everystep.options import resolve
 from everystep.session import Run
@@ -60,11 +60,10 @@ class Settings(NamedTuple):
 
 def tune_check(settings: Settings, say: Callable[[str], None]) -> dict[str, Any]:
     """Predicted and measured, and how far apart windows of the same kind lie."""
-    parent = str(settings.folder) if settings.folder else None
     training = Training(settings.model, settings.batch, settings.optimizer, compiled=False)
-    with tempfile.TemporaryDirectory(prefix="everystep-bench-", dir=parent) as place:
-        bench = _Bench(training, Path(place), settings.steps)
-        disk = measure_disk(Path(place))
+    with temporary_place(settings.folder) as place:
+        bench = _Bench(training, place, settings.steps)
+        disk = measure_disk(place)
         say(f"disk: {disk.write_bytes_per_second / 1e9:.2f} GB/s")
         measured = bench.measured(settings.bases, disk)
         choice = _choose(measured, disk, settings)

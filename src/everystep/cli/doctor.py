@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from everystep.cli import output
 from everystep.core.survival import Facts, Survival, survival
 from everystep.errors import EverystepError
 from everystep.lane.arena import SharedMemory
@@ -21,6 +22,21 @@ from everystep.lane.runtime import runtime_dir
 
 _PROBE_BYTES = 1 << 20
 _MEMLOCK_USEFUL_BYTES = 1 << 30
+_COLOURS = {"ok": "green", "note": "yellow", "bad": "red"}
+
+
+def doctor() -> output.Reply:
+    """Examine this machine: memory, limits, whether a shadow outlives its trainer here."""
+    document = examine()
+
+    def render() -> Iterator[Any]:
+        for finding in document["findings"]:
+            level = finding["level"]
+            yield output.text((f"{level:>4}", _COLOURS[level]), f" {finding['what']}")
+        yield output.pairs((*document["facts"].items(), *document["versions"].items()))
+
+    return output.Reply(document, render, output.OK if document["ok"] else output.PROBLEM)
+
 
 Findings = Iterator[tuple[str, str]]  # ok, note or bad, and what it means
 

@@ -34,24 +34,41 @@ from everystep.store.retention import (
 )
 from everystep.store.runs import Lineage, newest_manifest, read_lineage
 
-Count = Annotated[int | None, typer.Option(show_default=False)]
+
+def _keep(what: str) -> Any:
+    return typer.Option(help=f"{what} Default: as at the last attach.", show_default=False)
 
 
 def prune(
     run: RunName,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Although it cannot be seen whether its writer lives.")
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would go, and remove nothing.")
     ] = False,
-    keep_last: Count = None,
-    keep_every: Count = None,
-    keep_hourly: Count = None,
-    keep_daily: Count = None,
-    keep_best: Annotated[str | None, typer.Option(show_default=False)] = None,
-    keep_slots: Count = None,
-    json: output.Json = False,
-) -> None:
-    """Remove the bases that the rules do not keep. Rules that are not given are those of the last attach."""
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force", help="Prune although another host wrote the run, and may still write it."
+        ),
+    ] = False,
+    keep_last: Annotated[int | None, _keep("Keep this many of the last bases.")] = None,
+    keep_every: Annotated[
+        int | None, _keep("Keep the first base in every N steps; 0 for none.")
+    ] = None,
+    keep_hourly: Annotated[
+        int | None, _keep("Keep the first base of an hour, for this many hours.")
+    ] = None,
+    keep_daily: Annotated[
+        int | None, _keep("Keep the first base of a day, for this many days.")
+    ] = None,
+    keep_best: Annotated[
+        str | None, _keep("Keep the best by what run.report told, as '3 lowest' or '3 highest'.")
+    ] = None,
+    keep_slots: Annotated[
+        int | None,
+        _keep("Keep optimizer slots with this many of the last bases; 0 for all bases."),
+    ] = None,
+) -> output.Reply:
+    """Remove the bases that no rule keeps."""
     given = {
         "keep_last": keep_last,
         "keep_every": keep_every,
@@ -61,10 +78,9 @@ def prune(
         "keep_slots": keep_slots,
     }
     changes = {name: value for name, value in given.items() if value is not None}
-    with output.refusals(json):
-        document = prune_run(open_run(run).path, changes, dry_run=dry_run, force=force)
-    output.show(document, json, lambda: _render(document))
-    raise typer.Exit(output.PROBLEM if document["problems"] else 0)
+    document = prune_run(open_run(run).path, changes, dry_run=dry_run, force=force)
+    code = output.PROBLEM if document["problems"] else output.OK
+    return output.Reply(document, lambda: _render(document), code)
 
 
 def prune_run(run: Path, changes: dict[str, Any], *, dry_run: bool, force: bool) -> dict[str, Any]:
@@ -151,8 +167,8 @@ def _describe(
 
 
 def _render(document: dict[str, Any]) -> Iterator[Any]:
+    yield document["run"]
     yield output.columns(
-        document["run"],
         ("step", "epoch", "written", "metric", "", "why", "frees"),
         (
             (
@@ -167,7 +183,7 @@ def _render(document: dict[str, Any]) -> Iterator[Any]:
             for b in document["bases"]
         ),
     )
-    yield from (f"[red]problem:[/red] {problem}" for problem in document["problems"])
+    yield from (output.text(("problem:", "red"), f" {p}") for p in document["problems"])
     for name in ("log", "leftovers"):
         count = document["log_frees_bytes" if name == "log" else "leftovers_free_bytes"]
         if count:

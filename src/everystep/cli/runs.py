@@ -24,7 +24,9 @@ from everystep.store.tiers import local_dir
 RunName = Annotated[
     str,
     typer.Argument(
-        metavar="RUN", help="The run's directory, or the URL of its bucket.", show_default=False
+        metavar="RUN",
+        help="Name the run by its directory, or by the URL of its bucket.",
+        show_default=False,
     ),
 ]
 

@@ -10,16 +10,17 @@ from everystep.cli import output
 
 
 def selfcheck(
-    json: output.Json = False,
-    elements: Annotated[int, typer.Option(help="Of the largest tensor.")] = 1 << 20,
-    steps: Annotated[int, typer.Option(help="Each with another learning rate.")] = 200,
-) -> None:
+    elements: Annotated[int, typer.Option(help="Give the largest tensor this many elements.")] = 1
+    << 20,
+    steps: Annotated[
+        int, typer.Option(help="Take this many steps, each with another learning rate.")
+    ] = 200,
+) -> output.Reply:
     """Step awkward values through torch's optimizers and through the twins; count what differs."""
-    with output.refusals(json):
-        from everystep.replay.table import check_all
+    from everystep.replay.table import check_all
 
-        document = check_all(elements, steps)
+    document = check_all(elements, steps)
     names = ("optimizer", "implementation", "dtype", "device", "differing", "twin", "tier")
-    rows = [tuple(str(row[name]) for name in names) for row in document["rows"]]
+    rows = [[row[name] for name in names] for row in document["rows"]]
     title = f"torch {document['torch']}, {elements} elements, {steps} steps"
-    output.show(document, json, lambda: [output.columns(title, names, rows)])
+    return output.Reply(document, lambda: [title, output.columns(names, rows)])

@@ -15,8 +15,14 @@ from everystep.errors import StepUnavailable
 from everystep.store.reader import open_run
 from everystep.store.tags import remove_tag, set_tag
 
-Step = Annotated[str, typer.Argument(help="A retained step, a tag, or latest.", show_default=False)]
-Json = output.Json
+
+def _step(name: str) -> Any:
+    return typer.Argument(
+        metavar=name, help="Take the base of this step, this tag, or latest.", show_default=False
+    )
+
+
+Step = Annotated[str, _step("STEP")]
 
 
 class Format(StrEnum):
@@ -27,23 +33,25 @@ class Format(StrEnum):
 def tag(
     run: RunName,
     step: Step,
-    name: Annotated[str, typer.Argument(help="Of the tag.", show_default=False)],
-    remove: Annotated[bool, typer.Option("--remove", help="Take the tag away.")] = False,
-    json: Json = False,
-) -> None:
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Give the tag this name.", show_default=False)
+    ],
+    remove: Annotated[
+        bool, typer.Option("--remove", help="Remove the tag instead of setting it.")
+    ] = False,
+) -> output.Reply:
     """Pin the base of a step under a name: no retention rule removes it."""
-    with output.refusals(json):
-        stored = open_run(run)
-        path = stored.path
-        candidate = stored.find(step)
-        if remove:
-            _check_place(stored.find(name).entry.step, candidate.entry.step, name)
-            remove_tag(path, name)
-        else:
-            candidate = set_tag(path, name, candidate.entry.step)
+    stored = open_run(run)
+    path = stored.path
+    candidate = stored.find(step)
+    if remove:
+        _check_place(stored.find(name).entry.step, candidate.entry.step, name)
+        remove_tag(path, name)
+    else:
+        candidate = set_tag(path, name, candidate.entry.step)
     document = {"run": str(path), "tag": name, "step": candidate.entry.step, "removed": remove}
     word = "is no longer" if remove else "is"
-    output.show(document, json, lambda: [f"{name} {word} step {candidate.entry.step}"])
+    return output.Reply(document, lambda: [f"{name} {word} step {candidate.entry.step}"])
 
 
 def _check_place(found: int, expected: int, name: str) -> None:
@@ -55,19 +63,17 @@ def _check_place(found: int, expected: int, name: str) -> None:
 
 def diff(
     run: RunName,
-    a: Step,
-    b: Step,
-    slots: Annotated[bool, typer.Option("--slots", help="Optimizer slots too.")] = False,
-    json: Json = False,
-) -> None:
-    """How far two steps are apart: what changed, by how much, atom by atom."""
-    with output.refusals(json):
-        path = open_run(run).path
-        from everystep.recover.diff import Difference, compare, total
-        from everystep.recover.state import open_state
+    a: Annotated[str, _step("A")],
+    b: Annotated[str, _step("B")],
+    slots: Annotated[bool, typer.Option("--slots", help="Compare optimizer slots too.")] = False,
+) -> output.Reply:
+    """Compare two steps: what changed, by how much, atom by atom."""
+    path = open_run(run).path
+    from everystep.recover.diff import Difference, compare, total
+    from everystep.recover.state import open_state
 
-        before, after = open_state(path, a), open_state(path, b)
-        found = list(compare(before, after, slots=slots))
+    before, after = open_state(path, a), open_state(path, b)
+    found = list(compare(before, after, slots=slots))
 
     def row(d: Difference) -> dict[str, Any]:
         return {
@@ -93,9 +99,10 @@ def diff(
     def render() -> Iterator[Any]:
         names = ("atom", "changed", "max", "relative", f"norm at {before.step}", f"at {after.step}")
         rows = [_cells(d) for d in (*document["atoms"], document["total"])]
-        yield output.columns(f"step {before.step} to {after.step}", names, rows)
+        yield f"step {before.step} to {after.step}"
+        yield output.columns(names, rows)
 
-    output.show(document, json, render)
+    return output.Reply(document, render)
 
 
 def _cells(d: dict[str, Any]) -> tuple[str, ...]:
@@ -109,17 +116,18 @@ def _cells(d: dict[str, Any]) -> tuple[str, ...]:
 def export(
     run: RunName,
     step: Step,
-    to: Annotated[Format, typer.Option(help="What the file is to be.", show_default=False)],
+    to: Annotated[Format, typer.Option(help="Write a file of this kind.", show_default=False)],
     file: Annotated[
-        Path | None, typer.Option("--output", help="Default: RUN's name and the step, here.")
+        Path | None,
+        typer.Option(help="Write to this file. Default: RUN-STEP.pt or .safetensors, here."),
     ] = None,
     weights_only: Annotated[
-        bool, typer.Option("--weights-only", help="Without the optimizer (safetensors: always).")
+        bool,
+        typer.Option("--weights-only", help="Leave the optimizer out (safetensors: always)."),
     ] = False,
-    json: Json = False,
-) -> None:
-    """A step as a file: the weights as safetensors, or model and optimizer as torch saves them."""
-    with output.refusals(json), output.byte_progress("export", json) as progress:
+) -> output.Reply:
+    """Write a step to a file: the weights as safetensors, or model and optimizer as torch saves them."""
+    with output.byte_progress("export") as progress:
         path = open_run(run).path
         from everystep.recover.state import open_state
 
@@ -133,6 +141,5 @@ def export(
         else:
             written = export_torch(state, target, progress, weights_only=weights_only)
     document = {"run": str(path), "step": state.step, "file": str(target), "bytes": written}
-    output.show(
-        document, json, lambda: [f"step {state.step} is in {target}, {output.size(written)}"]
-    )
+    line = f"step {state.step} is in {target}, {output.size(written)}"
+    return output.Reply(document, lambda: [line])

@@ -25,7 +25,10 @@ _LEAVE_SECONDS = 60.0  # after its answer a shadow ships the rest to a bucket
 def stop(
     run: Annotated[
         str | None,
-        typer.Argument(metavar="[RUN]", help="Directory of the run, or URL of its bucket."),
+        typer.Argument(
+            metavar="[RUN]",
+            help="Stop the shadow of this run: a directory, or a bucket's URL.",
+        ),
     ] = None,
     every: Annotated[
         bool,
@@ -35,20 +38,18 @@ def stop(
         bool, typer.Option("--discard", help="End it at once and write nothing more.")
     ] = False,
     timeout: Annotated[
-        float, typer.Option(help="Seconds to wait until the newest step is written.")
+        float,
+        typer.Option(help="Wait this many seconds until the newest step is written. Default: 600."),
     ] = 600.0,
-    json: output.Json = False,
-) -> None:
+) -> output.Reply:
     """End the shadow of a run after it has written its newest step. Refused while its trainer lives."""
-    with output.refusals(json):
-        _check(run, every, discard)
-        if run is not None:
-            shadows = [stop_run(locate(run)[0], discard=discard, timeout=timeout)]
-        else:
-            shadows = [_stop_or_tell(card, timeout) for card in living_cards()]
-    document = {"shadows": shadows}
-    output.show(document, json, lambda: _render(shadows))
-    raise typer.Exit(output.PROBLEM if any(s["problem"] for s in shadows) else 0)
+    _check(run, every, discard)
+    if run is not None:
+        shadows = [stop_run(locate(run)[0], discard=discard, timeout=timeout)]
+    else:
+        shadows = [_stop_or_tell(card, timeout) for card in living_cards()]
+    code = output.PROBLEM if any(s["problem"] for s in shadows) else 0
+    return output.Reply({"shadows": shadows}, lambda: _render(shadows), code)
 
 
 def _check(run: str | None, every: bool, discard: bool) -> None:
@@ -148,7 +149,7 @@ def _render(shadows: list[dict[str, Any]]) -> Iterator[Any]:
 
 def _sentence(told: dict[str, Any]) -> str:
     if told["problem"]:
-        return f"[red]problem:[/red] {told['problem']}"
+        return f"problem: {told['problem']}"
     if told["pid"] is None:
         return "no shadow of this run lives on this host"
     if not told["ended"]:

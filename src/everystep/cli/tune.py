@@ -11,57 +11,93 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from everystep.cli import output
+from everystep.cli.runs import RunName, bucket_of, documents_of, shown
 from everystep.cli.status import run_status
 from everystep.core.failures import Mtbf, mean_time_between_failures
-from everystep.errors import UsageError
+from everystep.errors import StoreError, UsageError
 from everystep.options import duration_seconds
+from everystep.store.bucket import is_url
 from everystep.store.history import lives_of
 from everystep.store.probe import Disk, measure_disk
 from everystep.store.reader import open_run
+from everystep.store.tiers import local_dir
 from everystep.tune.choose import Choice, choose
 from everystep.tune.measured import Measured, machine_of
-from everystep.tune.model import Machine, Plan, Waste
+from everystep.tune.model import Machine, Waste
 
 _REPLAY_BYTES_PER_SECOND = 10e9  # of state that is read and written, where nothing was measured
 
 
 def tune(
-    run: Annotated[Path, typer.Argument(help="The run's directory.", show_default=False)],
-    json: output.Json = False,
+    run: RunName,
     mtbf: Annotated[
-        str | None, typer.Option(help="Mean time between failures, as 6h; default: from history.")
+        str | None,
+        typer.Option(
+            help="Plan for this mean time between failures, as 6h. Default: from the run's history."
+        ),
     ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(help="A PNG of wasted time over both intervals.")
-    ] = None,
-    budget: Annotated[float, typer.Option(help="Percent that training may be slowed down.")] = 0.5,
+    plot: output.Plot = None,
+    budget: Annotated[
+        float, typer.Option(help="Let the plan slow training down by this many percent.")
+    ] = 0.5,
     step_time: Annotated[
-        str | None, typer.Option(help="Of a step, as 0.2s; needed where no shadow lives.")
+        str | None,
+        typer.Option(
+            help="Take this for the time of a step, as 0.2s. Default: measured by a living shadow."
+        ),
     ] = None,
-    replay_time: Annotated[str | None, typer.Option(help="To redo a step, as 0.01s.")] = None,
-    record_bytes: Annotated[int | None, typer.Option(help="Of one step in the log.")] = None,
-    restart: Annotated[str, typer.Option(help="From a failure to the next attach.")] = "60s",
-) -> None:
-    """How often to write bases and the log: measured, chosen, and why."""
-    with output.refusals(json):
-        path = run.absolute()
-        given = _given(step_time, replay_time, record_bytes)
-        status = run_status(path)
-        disk = measure_disk(path)
-        facts = _facts(path, status, given, disk)
-        failures = _failures(path, mtbf, lives=facts.living)
-        machine = machine_of(
-            facts.measured,
-            sync_seconds=disk.sync_seconds,
-            write_bytes_per_second=disk.write_bytes_per_second,
-            mtbf_seconds=failures.seconds,
-            restart_seconds=duration_seconds("restart", restart),
-        )
-        choice = choose(machine, budget)
-        if plot is not None:
-            _plot(machine, choice.plan, budget, plot)
-    document = _document(path, machine, choice, failures, facts, budget)
-    output.show(document, json, lambda: _render(document))
+    replay_time: Annotated[
+        str | None,
+        typer.Option(
+            help="Take this for the time to replay a step, as 0.01s. Default: measured, or assumed."
+        ),
+    ] = None,
+    record_bytes: Annotated[
+        int | None,
+        typer.Option(
+            help="Take this many bytes for a step in the log. Default: measured, or assumed."
+        ),
+    ] = None,
+    restart: Annotated[
+        str, typer.Option(help="Take this for the time from a failure to the next attach.")
+    ] = "60s",
+) -> output.Reply:
+    """Choose how often to write bases and the log, by what was measured, and say why."""
+    output.check_writable(plot)
+    given = _given(step_time, replay_time, record_bytes)
+    path = documents_of(run).absolute()
+    status = run_status(path, bucket_of(run))
+    disk = _measure_disk(run)
+    facts = _facts(path, status, given, disk)
+    failures = _failures(path, mtbf, lives=facts.living)
+    machine = machine_of(
+        facts.measured,
+        sync_seconds=disk.sync_seconds,
+        write_bytes_per_second=disk.write_bytes_per_second,
+        mtbf_seconds=failures.seconds,
+        restart_seconds=duration_seconds("restart", restart),
+    )
+    choice = choose(machine, budget)
+    if plot is not None:
+        from everystep.bench.plot import plot_waste
+
+        output.draw(plot, lambda file: plot_waste(machine, choice.plan, budget, file))
+    document = _document(shown(run), machine, choice, failures, facts, budget)
+    return output.Reply(document, lambda: _render(document))
+
+
+def _measure_disk(run: str) -> Disk:
+    """Of the directory that training writes to; a bucket's may not be here yet."""
+    place = local_dir(run) if is_url(run) else Path(run).absolute()
+    while not place.exists():
+        place = place.parent
+    try:
+        return measure_disk(place)
+    except OSError as error:
+        raise StoreError(
+            f"tune {run}: the disk of {place} cannot be measured: {error.strerror}",
+            hint="tune where training may write",
+        ) from error
 
 
 class _Facts(NamedTuple):
@@ -125,18 +161,11 @@ def _failures(path: Path, given: str | None, *, lives: bool) -> Mtbf:
     return mean_time_between_failures(lives_of(path, newest_lives=lives))
 
 
-def _plot(machine: Machine, plan: Plan, budget: float, path: Path) -> None:
-    from everystep.bench.plot import plot_waste
-
-    if not plot_waste(machine, plan, budget, path):
-        output.errors.print("no picture: pip install everystep[bench] brings matplotlib")
-
-
 def _document(
-    path: Path, machine: Machine, choice: Choice, failures: Mtbf, facts: _Facts, budget: float
+    run: str, machine: Machine, choice: Choice, failures: Mtbf, facts: _Facts, budget: float
 ) -> dict[str, Any]:
     return {
-        "run": str(path),
+        "run": run,
         "budget_percent": budget,
         "mtbf_why": failures.why,
         "machine": dataclasses.asdict(machine),
@@ -169,34 +198,37 @@ def _render(document: dict[str, Any]) -> Iterator[Any]:
     plan, predicted = document["plan"], document["predicted"]
     log = f"durable_log={plan['batch']}" if plan["batch"] else "no log"
     wasted = predicted["total"] - predicted["wear"]
-    yield (
-        f"[bold]durable_every={plan['base_every']}, {log}[/bold]: training is slowed down by "
-        f"{predicted['overhead_percent']:.3f} %, {100 * wasted:.3f} % of its time is wasted"
+    yield output.text(
+        (f"durable_every={plan['base_every']}, {log}", "bold"),
+        f": training is slowed down by {predicted['overhead_percent']:.3f} %, "
+        f"{100 * wasted:.3f} % of its time is wasted",
     )
     yield from (f"  {why}" for why in document["why"])
     terms = ("bases", "log", "wear", "lost", "load", "replay", "restart")
-    shares = ((name, f"{100 * predicted[name]:.4f} %") for name in terms)
-    yield output.pairs("wasted on", shares)
+    yield "wasted on"
+    yield output.pairs((name, f"{100 * predicted[name]:.4f} %") for name in terms)
+    yield "what it rests on"
     told = {**document["machine"], "mtbf": document["mtbf_why"]}
-    rows = (
-        (name, f"{value:.6g}" if isinstance(value, float) else value, document["sources"].get(name))
-        for name, value in told.items()
-    )
+    sources = document["sources"]
     yield output.columns(
-        "what it rests on", ("", "", ""), ((n, v, source or "") for n, v, source in rows)
-    )
-    yield output.columns(
-        "what else there is",
-        ("", "bases", "log", "slows down", "wasted", "but"),
+        ("", "", ""),
         (
-            (
-                other["what"],
-                other["plan"]["base_every"],
-                other["plan"]["batch"],
-                f"{other['predicted']['overhead_percent']:.3f} %",
-                f"{100 * other['predicted']['total']:.3f} %",
-                "; ".join(other["objections"]),
-            )
-            for other in document["others"]
+            (name, f"{value:.6g}" if isinstance(value, float) else value, sources.get(name, ""))
+            for name, value in told.items()
         ),
+    )
+    yield "what else there is"
+    yield output.columns(
+        ("", "bases", "log", "slows down", "wasted", "but"), map(_other_cells, document["others"])
+    )
+
+
+def _other_cells(other: dict[str, Any]) -> tuple[Any, ...]:
+    return (
+        other["what"],
+        other["plan"]["base_every"],
+        other["plan"]["batch"],
+        f"{other['predicted']['overhead_percent']:.3f} %",
+        f"{100 * other['predicted']['total']:.3f} %",
+        "; ".join(other["objections"]),
     )

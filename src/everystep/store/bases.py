@@ -35,6 +35,7 @@ from everystep.store.commit import (
     sync_dir,
     write_blocks,
 )
+from everystep.store.interrupt import stop_if_asked
 from everystep.store.mapped import map_file, read_ahead
 from everystep.store.runs import Candidate
 from everystep.store.scan import scan
@@ -262,6 +263,7 @@ def check_file(run: Path, file: StoredFile) -> None:
 def check_chunks(part: memoryview, at: int, file: StoredFile, operation: str) -> None:
     """Compare a part of a file that begins at a whole chunk with what the index says of it."""
     for i in range(0, len(part), CHUNK_BYTES):
+        stop_if_asked()
         found = xxhash.xxh3_64_hexdigest(part[i : i + CHUNK_BYTES])
         expected = file.chunks[(at + i) // CHUNK_BYTES]
         if found != expected:

@@ -20,6 +20,7 @@ from everystep.format.log import (
     unpack_segment_header,
 )
 from everystep.store import layout
+from everystep.store.interrupt import stop_if_asked
 from everystep.store.mapped import expect_hops, map_file, read_ahead
 from everystep.store.runs import Lineage
 
@@ -187,6 +188,7 @@ class _Segment:
         begun = map(partial(begin_record, self.data, str(self.path)), self.heads)
         record = next(begun, None)
         while record is not None:
+            stop_if_asked()
             behind = next(begun, None)
             yield record()
             record = behind

@@ -1,0 +1,115 @@
+"""`everystep rewind`: where the next attach begins. Nothing is copied: an epoch is claimed that goes on from
+that step, and what was written behind it no longer counts."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from everystep.cli import output
+from everystep.cli.runs import RunName
+from everystep.cli.status import run_status
+from everystep.core.retention import Rules
+from everystep.errors import EverystepError, ProtocolMismatch, RunBusy, StepUnavailable
+from everystep.lane.control import AskRetire, ask
+from everystep.lane.runtime import ShadowCard, is_alive
+from everystep.recover.find import find_newest
+from everystep.recover.meet import hold_run, shadow_of
+from everystep.store.reader import open_run
+from everystep.store.runs import claim_epoch, newest_manifest
+
+_LEAVE_SECONDS = 30.0
+
+
+def rewind(
+    run: RunName,
+    step: Annotated[
+        int,
+        typer.Argument(
+            metavar="STEP",
+            help="Go back to this step: that of a base, or of the log behind one.",
+            show_default=False,
+        ),
+    ],
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Discard the later steps without asking.")
+    ] = False,
+) -> output.Reply:
+    """Have the next attach begin at an earlier step; later steps no longer count."""
+    document = rewind_to(open_run(run).path, step, lambda lost: output.confirm(lost, yes))
+
+    def render() -> Iterator[Any]:
+        logged = document["redone_from_the_log"]
+        more = f", {logged} of its steps replayed from the log" if logged else ""
+        yield output.text((f"step {step}", "bold"), f": the next attach goes on from it{more}")
+        yield from document["problems"]
+
+    return output.Reply(document, render)
+
+
+def rewind_to(run: Path, step: int, agree: Callable[[str], None]) -> dict[str, Any]:
+    """Refused while somebody trains; a shadow that waits for its trainer goes, with what it holds."""
+    folder, lock = hold_run(run, "rewind")
+    try:
+        found, _ = find_newest(run, None, step)
+        if found is None:
+            raise StepUnavailable(
+                f"rewind {run} to step {step}: its base is damaged",
+                hint="everystep verify lists the steps that are left",
+            )
+        newest = _newest_step(run)
+        if newest > step:
+            agree(f"rewind {run} to step {step}: steps {step + 1} to {newest} will no longer count")
+        before = newest_manifest(run)
+        manifest = claim_epoch(run, found.point, before.rules if before else Rules())
+        card = shadow_of(run, folder)
+        if card is not None and is_alive(card):  # from here on it cannot write any more
+            _dismiss(card, run)
+        again, _ = find_newest(run, None)
+        if again is None or again.point.step != step:
+            raise StepUnavailable(
+                f"rewind {run} to step {step}: what it needs was removed meanwhile",
+                hint="everystep ls lists the steps that are left",
+            )
+        return {
+            "run": str(run),
+            "step": found.point.step,
+            "newest_before": newest,
+            "epoch": manifest.epoch,
+            "redone_from_the_log": len(found.log),
+            "problems": found.problems,
+        }
+    finally:
+        lock.close()
+
+
+def _newest_step(run: Path) -> int:
+    """That the next attach would have begun at: of a shadow that waits, or in the store."""
+    status = run_status(run)
+    known = (status.get("shadow_step"), status.get("durable_step"))
+    return max((step for step in known if step is not None), default=0)
+
+
+def _dismiss(card: ShadowCard, run: Path) -> None:
+    try:
+        ask(card.control, AskRetire(), timeout_seconds=_LEAVE_SECONDS)
+    except ProtocolMismatch:  # a signal is understood by every version
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(card.pid, signal.SIGTERM)
+    except EverystepError:
+        pass  # it may be gone before it has answered
+    deadline = time.monotonic() + _LEAVE_SECONDS
+    while is_alive(card):
+        if time.monotonic() > deadline:
+            raise RunBusy(
+                f"rewind {run}: its shadow {card.pid} does not go",
+                hint=f"look at its log, or end it: kill {card.pid}",
+            )
+        time.sleep(0.02)

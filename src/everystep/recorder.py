@@ -27,14 +27,13 @@ from everystep.capture.state import UserState
 from everystep.capture.tap import Tap
 from everystep.compression.compressor import names_of
 from everystep.connection import Connection, connect
-from everystep.core.alarm import Alarm
 from everystep.core.cadence import Rest, retry_seconds
 from everystep.core.census import Script
 from everystep.core.pace import replay_threads
-from everystep.core.slowdown import Slowdown
 from everystep.core.status import summary
 from everystep.errors import CaptureTooLarge, EverystepError, LaneTimeout, RunBusy, ShadowLost
 from everystep.format.base import Point
+from everystep.health import Health
 from everystep.lane.control import (
     Answer,
     AskClose,
@@ -59,10 +58,6 @@ _DOCUMENT_SLACK_BYTES = 16 << 10
 _LANES_MAX = 8
 
 _UNLOGGED = "the log does not hold its residuals, bases do"
-_LESS = (
-    "every=10, or every='1m', records less often; give attach a compiled model as it is called; "
-    "steps of a few milliseconds cost most"
-)
 
 
 class Recorder:
@@ -82,11 +77,7 @@ class Recorder:
         self.tap: Tap | None = None
         self.connection: Connection | None = None
         self.problem = ""
-        self._alarm = Alarm()
-        self._slowdown = Slowdown(options.overhead_budget_percent)
-        self._host_seconds = 0.0  # of the training thread, that our own code took
-        self._host_at_seal = 0.0
-        self._lost_seconds = 0.0  # of it, that training had to wait for
+        self.health = Health(path, options.overhead_budget_percent)
         self.folder = folder
         self.holder: object = None  # the Run that a user holds, or has forgotten
         self._run_id = ""  # of the run that the directory has held since attach
@@ -203,29 +194,17 @@ class Recorder:
 
     def seal(self) -> None:
         self.step += 1
-        waited = self._stalls()[0]
-        # a device that has run out of work waits for the host: then our time is the training's
+        # a device that has run out of work waits for the host
         critical = self.tap is None or self.tap.copier.device_is_idle
         self._seal()
-        own = self._host_seconds - self._host_at_seal
-        self._host_at_seal = self._host_seconds
-        self._lost_seconds += own if critical else self._stalls()[0] - waited
-        self._measure()
+        tap = self.tap
+        if tap is None or not (tap.flowing and tap.base_is_sent):
+            self.health.skip()
+        else:
+            waited = self._past["stall_seconds"] + tap.outbox.stall_seconds
+            device = self._past["device_stall_seconds"] + tap.copier.stall_seconds
+            self.health.sealed(self.step, critical=critical, waited=waited, device=device)
         self._tell_trouble()
-
-    def _measure(self) -> None:
-        if self.tap is None or not (self.tap.flowing and self.tap.base_is_sent):
-            self._slowdown.skip()
-            return
-        lost = self._lost_seconds + self._stalls()[1]
-        self._slowdown.sealed(time.monotonic(), lost)
-        if told := self._slowdown.warning():
-            log.warning("everystep: run %s, step %d: %s; %s", self.path, self.step, told, _LESS)
-
-    def _stalls(self) -> tuple[float, float]:
-        """Seconds that the host, and the device, have waited since attach."""
-        figures = self.figures()
-        return figures["stall_seconds"], figures["device_stall_seconds"]
 
     def _seal(self) -> None:
         if self.tap is not None:
@@ -243,14 +222,7 @@ class Recorder:
             trouble = f"steps are not recorded: {self.tap.mode[1]}"
         else:
             trouble = self.connection.ring.notice if self.connection else ""
-        if told := self._alarm.look(trouble, time.monotonic()):
-            log.warning(
-                "everystep: run %s, step %d: %s; `everystep status %s` tells more",
-                self.path,
-                self.step,
-                told,
-                self.path,
-            )
+        self.health.tell(self.step, trouble)
 
     def guarded(self, work: Callable[..., Any]) -> Callable[..., Any]:
         """The trainer's boundary: a failure of ours degrades loudly, unless the user wants it raised."""
@@ -272,7 +244,7 @@ class Recorder:
                     raise
                 self._lose(f"{type(error).__name__}: {error}")
             finally:
-                self._host_seconds += time.perf_counter() - began
+                self.health.spent(time.perf_counter() - began)
             return None
 
         return guarded
@@ -370,11 +342,6 @@ class Recorder:
             "device_stall_seconds": self.tap.copier.stall_seconds,
         }
         return {name: self._past[name] + now[name] for name in now} | self.tap.rates
-
-    @property
-    def slowdown_percent(self) -> float | None:
-        """By how much recording slows training down, as far as the trainer can measure it; None: not yet."""
-        return self._slowdown.percent
 
     @property
     def mode(self) -> tuple[str, str]:

@@ -376,7 +376,7 @@ class Run:
             "attach_seconds": self._attach_seconds,
             "compression": recorder.compression,
             **recorder.figures(),
-            "slowdown_percent": recorder.slowdown_percent,
+            "slowdown_percent": recorder.health.slowdown_percent,
             "state_dict_seconds_total": self._user_state.seconds_total,
             "state_dict_seconds_max": self._user_state.seconds_max,
             "limitations": [*document.get("limitations", []), *page_lock_refusals],

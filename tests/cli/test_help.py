@@ -14,7 +14,7 @@ VERBS = re.findall(
     r"\w+",
     """
     Call Choose Compare Compress Discard Draw End Examine Find Give Go Have Keep Kill Leave Let List Log Look
-    Make Measure Name Pin Plan Print Prune Read Remove Replay Show Step Stop Take Train Use Write
+    Make Measure Name Pin Plan Print Prune Read Remove Replay Show Step Stop Take Train Use Wait Write
     """,
 )
 UNITS = re.findall(

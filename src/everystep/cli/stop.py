@@ -27,7 +27,7 @@ def stop(
         str | None,
         typer.Argument(
             metavar="[RUN]",
-            help="Stop the shadow of this run: a directory, or a bucket's URL.",
+            help="Stop the shadow of this run (directory or URL). Default: none, with --all.",
         ),
     ] = None,
     every: Annotated[

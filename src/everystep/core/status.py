@@ -56,6 +56,15 @@ class TunerStatus(msgspec.Struct, frozen=True):
     reason: str | None = None
 
 
+class LimitsStatus(msgspec.Struct, frozen=True):
+    store_quota: int | None = None
+    disk_bytes_per_second: int | None = None
+    disk_bytes_per_day: int | None = None
+    store_bytes: int | None = None
+    written_last_day_bytes: int | None = None
+    waited_seconds: float | None = None
+
+
 class Status(msgspec.Struct, frozen=True):
     """None: not known, or there is no such thing now."""
 
@@ -75,6 +84,8 @@ class Status(msgspec.Struct, frozen=True):
     problem: str | None = None
     outlives_trainer: bool | None = None
     outlives_why: str | None = None
+    outlives_oom: bool | None = None
+    limitations: list[str] | None = None
     # processes
     pid: int | None = None
     trainer_pid: int | None = None
@@ -106,6 +117,7 @@ class Status(msgspec.Struct, frozen=True):
     log_records_let_go: int | None = None
     log_codec: str | None = None
     disk_forecast: Forecast | None = None
+    limits: LimitsStatus | None = None
     # what was measured, and what follows
     measured: MeasuredStatus | None = None
     tuner: TunerStatus | None = None
@@ -124,6 +136,7 @@ class Status(msgspec.Struct, frozen=True):
     edits: int | None = None
     stall_seconds: float | None = None
     device_stall_seconds: float | None = None
+    slowdown_percent: float | None = None
     early_tap: list[str] | None = None
     early_gradients: int | None = None
     snapshots: int | None = None

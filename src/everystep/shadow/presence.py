@@ -95,9 +95,11 @@ class Presence:
                 write_card(self._folder, self.card)
 
     def look_after(self, control: ControlServer, descriptors: DescriptorServer) -> None:
-        """At most once a second: is everything still where others look for it?"""
+        """Is everything still where others look for it? Once a second, and as soon as an epoch is ours: from
+        then on a directory that is not there was lost, and the card must tell which one it was."""
         now = time.monotonic()
-        if now < self._looked_at + _LOOK_SECONDS:
+        claimed = self._persister.state.epoch != self.card.epoch
+        if now < self._looked_at + _LOOK_SECONDS and not claimed:
             return
         self._looked_at = now
         lost, before = self._persister.what_is_lost(), self.lost
@@ -121,9 +123,10 @@ class Presence:
             descriptors.bind_again()
 
     def _keep_card(self) -> None:
+        card = self._up_to_date()
         if not self._spoken:
             return
-        there, card = read_card(self._folder), self._up_to_date()
+        there = read_card(self._folder)
         if there is None or (self._is_ours(there) and there != card):
             remake(self._folder)
             write_card(self._folder, card)

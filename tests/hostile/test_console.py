@@ -60,6 +60,10 @@ def test_lines_of_a_runs_lives(
     assert everystep.open_run(path).steps[-1] == 5
 
 
+def threads_of(pid: int) -> list[Path]:
+    return list(Path(f"/proc/{pid}/task").glob("*/stat"))
+
+
 def check_repr(run: everystep.Run, runtime: Path) -> None:
     """It says run, step and tiers, and does not wait for a shadow that does not answer."""
     run.flush(60)
@@ -72,6 +76,8 @@ def check_repr(run: everystep.Run, runtime: Path) -> None:
         time.sleep(0.05)
     (pid,) = shadows(runtime)
     os.kill(pid, signal.SIGSTOP)
+    while any(stat.read_text().rpartition(")")[2].split()[0] != "T" for stat in threads_of(pid)):
+        assert time.monotonic() < deadline, "the shadow does not stop"
     began = time.monotonic()
     told = repr(run)
     waited = time.monotonic() - began

@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from everystep.core.census import Script
 from everystep.errors import UsageError
-from everystep.format import values
+from everystep.format.optimizer import decode_values
 from everystep.recover.find import Found
 from everystep.replay.tensors import pack, unpack
 
@@ -108,7 +108,7 @@ def keep_values(
 
 def _groups(encoded: Sequence[bytes], index: int) -> list[dict[str, Any]]:
     found = encoded[index] if index < len(encoded) else b""
-    return list(values.decode(found, unpack)) if found else []
+    return decode_values(found, unpack).groups if found else []
 
 
 def _told(overruled: list[Difference], members: Mapping[str, Any]) -> str:

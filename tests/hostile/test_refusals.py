@@ -57,7 +57,7 @@ class Wrapper(torch.optim.Optimizer):
 
 def wrapped() -> Any:
     net = model()
-    return net, {"optimizer": Wrapper(adam(net))}, "optimizer[''].inner"
+    return net, {"optimizer": Wrapper(adam(net))}, "in .inner, which was not given"
 
 
 def odd_key() -> Any:

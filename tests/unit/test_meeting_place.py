@@ -47,7 +47,7 @@ def places(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Path]]:
 
 def card(folder: Path, run: str = "") -> ShadowCard:
     pid = os.getpid()
-    return ShadowCard(pid, process_start(pid), "", f"{folder}/x", run)
+    return ShadowCard(pid, process_start(pid), "", f"{folder}/x", run=run)
 
 
 def test_the_environment_does_not_decide_where_to_meet(

@@ -72,14 +72,6 @@ class Script(msgspec.Struct, frozen=True):
     override: tuple[str, ...] = ()
 
 
-class Script(msgspec.Struct, frozen=True):
-    """What the script gave to attach. Training changes lr by itself: only this tells whether the script has
-    changed since then."""
-
-    groups: tuple[bytes, ...] = ()  # values of each optimizer's param groups, encoded as in seals
-    override: tuple[str, ...] = ()
-
-
 class Census(msgspec.Struct, frozen=True, dict=True):
     atoms: tuple[Atom, ...]
     optimizers: tuple[OptimizerSpec, ...]

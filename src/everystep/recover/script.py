@@ -11,6 +11,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from everystep.core.census import Script
 from everystep.errors import UsageError
+from everystep.format import values
 from everystep.format.optimizer import decode_values
 from everystep.recover.find import Found
 from everystep.replay.tensors import pack, unpack

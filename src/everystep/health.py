@@ -25,19 +25,17 @@ class Health:
         self._alarm = Alarm()
         self._slowdown = Slowdown(budget_percent)
         self._host_seconds = 0.0  # that our code took of the training thread since the last seal
-        self._waited_seconds = 0.0  # the part of it that was waiting, as known at the last seal
         self._lost_seconds = 0.0  # that training had to wait for
 
     def spent(self, seconds: float) -> None:
         """Our code took so long on the training thread."""
         self._host_seconds += seconds
 
-    def sealed(self, step: int, *, critical: bool, waited: float, device: float) -> None:
-        """A step was recorded. `critical`: the device had run out of work, or there is none, so that the time
-        of the host is the training's; else only what the host `waited`, and the `device`, since attach."""
+    def sealed(self, step: int, *, share: float, device: float) -> None:
+        """A step was recorded. `share` of our time on the host was lost to training: no device had work
+        meanwhile; `device`: seconds that it has waited for copies since attach."""
         own, self._host_seconds = self._host_seconds, 0.0
-        self._lost_seconds += own if critical else waited - self._waited_seconds
-        self._waited_seconds = waited
+        self._lost_seconds += share * own
         self._slowdown.sealed(time.monotonic(), self._lost_seconds + device)
         if told := self._slowdown.warning():
             log.warning("everystep: run %s, step %d: %s; %s", self._path, step, told, _LESS)

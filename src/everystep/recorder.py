@@ -194,17 +194,21 @@ class Recorder:
 
     def seal(self) -> None:
         self.step += 1
-        # a device that has run out of work waits for the host
-        critical = self.tap is None or self.tap.copier.device_is_idle
+        idle_before = self._device_is_idle
         self._seal()
         tap = self.tap
         if tap is None or not (tap.flowing and tap.base_is_sent):
             self.health.skip()
         else:
-            waited = self._past["stall_seconds"] + tap.outbox.stall_seconds
             device = self._past["device_stall_seconds"] + tap.copier.stall_seconds
-            self.health.sealed(self.step, critical=critical, waited=waited, device=device)
+            # a device that runs out of work waits for the host; one that did so meanwhile, for half of it
+            share = (idle_before + 1) / 2 if self._device_is_idle else 0.0
+            self.health.sealed(self.step, share=share, device=device)
         self._tell_trouble()
+
+    @property
+    def _device_is_idle(self) -> bool:
+        return self.tap is None or self.tap.copier.device_is_idle
 
     def _seal(self) -> None:
         if self.tap is not None:

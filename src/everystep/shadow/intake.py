@@ -81,6 +81,7 @@ class Intake:
         self._held: list[_Held] = []  # the record still arriving
         self._records: deque[list[_Held]] = deque()  # whole records, not yet redone
         self._log_atoms = {a for s in census.optimizers if s.mode is Mode.LOG for a in s.atoms}
+        self._moved = {atom for spec in census.optimizers for atom in spec.atoms}
         self._fold_asked = False
         self._edits: list[tuple[Edit, memoryview]] = []  # of the record being redone
         self._arriving: set[int] = set()  # atoms whose base was read but not yet applied
@@ -135,12 +136,12 @@ class Intake:
         return moved
 
     def _plain_run(self) -> int:
-        """How many of the waiting records one pass can redo: a single call each, and nothing else."""
+        """How many of the waiting records one pass can replay: a call each, and what it does not touch."""
         run = 0
         if len(self.census.optimizers) > 1 or not self.replica.complete:
             return run
         for record in self._records:
-            call = _only_call(record)
+            call = self._only_call(record)
             if run == _RUN_MAX or call is None or not self._replays(call):
                 break
             run += 1
@@ -160,12 +161,16 @@ class Intake:
     def _apply_run(self, run: int, base: BaseCopy | None) -> None:
         """Redo several plain records in one pass over the state."""
         records = [self._records.popleft() for _ in range(run)]
-        calls = [(_only_call(r), held.entry.payload) for r in records for held in r if _calls(held)]
+        calls = [
+            (self._only_call(r), held.entry.payload) for r in records for held in r if _calls(held)
+        ]
         moved = self.advances[0].calls([(c, payload) for c, payload in calls if c], base)
         for record, atoms in zip(records, moved, strict=True):
             seal = _seal(record)
             self._check_order(seal)
-            for atom in atoms:
+            edits = _edits(record)
+            self.replica.write(edits)  # of atoms that the calls do not move
+            for atom in (*atoms, *(edit.atom for edit, _ in edits)):
                 self.replica.versions[atom] = seal.step
             self.session = after_seal(self.session, seal)
         for prints, payload in _prints(records[-1]):
@@ -173,6 +178,18 @@ class Intake:
         self.ring.release(records[-1][-1].entry.ticket)
         self.records += run
         self._waiting_since = time.monotonic()
+
+    def _only_call(self, record: list[_Held]) -> Call | None:
+        """The call of a record that holds nothing else but fingerprints, its seal, and values of buffers and
+        frozen parameters: those may be written before or after it."""
+        events = [event for held in record for event in held.entry.events]
+        first, *others = (event for event in events if not self._is_beside(event))
+        return first if isinstance(first, Call) and len(others) == 1 else None
+
+    def _is_beside(self, event: Event) -> bool:
+        if isinstance(event, Edit):
+            return not event.slot and event.atom not in self._moved
+        return isinstance(event, Fingerprints)
 
     def _hold(self, entry: Entry) -> None:
         if entry.flags & FLAG_GAP:
@@ -415,8 +432,10 @@ def _calls(held: _Held) -> bool:
     return any(isinstance(event, Call) for event in held.entry.events)
 
 
-def _only_call(record: list[_Held]) -> Call | None:
-    """The call of a record that holds nothing else but fingerprints and its seal."""
-    events = [event for held in record for event in held.entry.events]
-    first, *others = (event for event in events if not isinstance(event, Fingerprints))
-    return first if isinstance(first, Call) and len(others) == 1 else None
+def _edits(record: list[_Held]) -> list[tuple[Edit, memoryview]]:
+    return [
+        (event, held.entry.payload)
+        for held in record
+        for event in held.entry.events
+        if isinstance(event, Edit)
+    ]

@@ -44,6 +44,8 @@ class BlindWatch(Watch):
     def __init__(self, live: LiveCensus) -> None:
         super().__init__(live)
         self._by_hints = True
+        for digests in self._slot_bytes:
+            digests._look = list
         self.mark_all()
 
 

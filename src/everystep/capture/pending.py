@@ -28,8 +28,8 @@ _Stamp = tuple[tuple[int, int], ...]
 class PendingGradients:
     """Owned by the training thread."""
 
-    def __init__(self, live: LiveCensus, outbox: Outbox, versions: list[int]) -> None:
-        self._live, self._outbox, self._versions = live, outbox, versions
+    def __init__(self, live: LiveCensus, outbox: Outbox) -> None:
+        self._live, self._outbox = live, outbox
         self._atoms = [spec.atoms for spec in live.census.optimizers]
         self._habits = [Habit.UNKNOWN] * len(self._atoms)
         self._called: set[int] = set()  # optimizers that stepped since the last seal
@@ -41,9 +41,9 @@ class PendingGradients:
         """An optimizer has consumed what there was."""
         self._called.add(index)
 
-    def send(self, target: int) -> Presence:
-        """Put the gradients that later steps may need into the record of step `target`."""
-        count = len(self._versions)
+    def send(self) -> Presence:
+        """Put the gradients that later steps may need into the record."""
+        count = len(self._live.tensors)
         zeros, held = [False] * count, [False] * count
         for index, atoms in enumerate(self._atoms):
             gradients = self._gradients(index)
@@ -54,7 +54,7 @@ class PendingGradients:
             for atom, gradient in zip(atoms, gradients, strict=True):
                 if gradient is None or held[atom]:
                     continue
-                if sends and self._send(atom, gradient, target):
+                if sends and self._send(atom, gradient):
                     held[atom] = True
                 else:
                     zeros[atom] = True
@@ -72,7 +72,7 @@ class PendingGradients:
         self._before[index] = list(map(weakref.ref, present))
         return carries_over(self._habits[index], called=index in self._called)
 
-    def _send(self, atom: int, gradient: torch.Tensor, target: int) -> bool:
+    def _send(self, atom: int, gradient: torch.Tensor) -> bool:
         """False: there is nothing in it but zeros, which need no bytes."""
         if gradient.layout is not torch.strided:
             self._tell_sparse(atom)
@@ -80,7 +80,6 @@ class PendingGradients:
         if gradient.device.type == "cpu" and _is_zero(gradient):
             return False
         self._outbox.tensor(atom, GRADIENT, gradient, stays=False)
-        self._versions[atom] = target
         return True
 
     def _tell_sparse(self, atom: int) -> None:

@@ -76,7 +76,7 @@ class Tap:
             may_go_early=lambda: self.flowing and self.opened and not self.outgrown,
             budget_percent=budget_percent,
         )
-        self.pending = PendingGradients(live, self.outbox, versions)
+        self.pending = PendingGradients(live, self.outbox)
         self.prints = FingerprintSender(live, self.outbox, self.copier, fingerprint_every)
         self._rest = rest
         self._user_state = user_state
@@ -297,7 +297,7 @@ class Tap:
         self.prints.turn()
         if self.base_is_sent and self.prints.is_due(step):
             self.prints.send(step)
-        pending = self.pending.send(step)
+        pending = self.pending.send()
         seal = Seal(
             step=step,
             after=self.step,

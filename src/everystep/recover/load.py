@@ -75,7 +75,7 @@ def load_values(
     """
     versions = [0] * len(tensors)
     for t in found.tensors():
-        if t.atom in ids:
+        if t.atom in ids and t.slot != GRADIENT:
             versions[ids[t.atom]] = t.version
             if not t.slot:
                 value = view_tensor(t.data, t.dtype, t.shape)

@@ -303,6 +303,8 @@ class Intake:
                 self.replica.set_values(atom, event.optimizer, event.values)
             elif self.replica.based[atom]:
                 self._edits.append((event, entry.payload))
+            if isinstance(event, Edit) and event.slot == GRADIENT:
+                return  # nothing that an optimizer has is any different
             self.replica.versions[atom] = step
             self._slots_changed(atom)
         elif isinstance(event, Call) and self._replays(event):

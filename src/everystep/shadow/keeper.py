@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 from everystep.core.cadence import base_is_due
+from everystep.core.events import GRADIENT
 from everystep.core.sizes import size
 from everystep.lane.host import read_facts
 from everystep.options import Options
@@ -187,6 +188,10 @@ class Keeper:
             log.warning("no_room_for_copy step=%d error=%s", self._intake.step, error)
             return None
 
+    def _version(self, atom: int, slot: str) -> int:
+        """A gradient that waits for a later step has nothing to do with when its atom last changed."""
+        return self._intake.step if slot == GRADIENT else self._intake.replica.versions[atom]
+
     def _changed(self, atom: int) -> bool:
         replica = self._intake.replica
         return self._persister.version_of(atom, replica.census) != replica.versions[atom]
@@ -208,7 +213,7 @@ class Keeper:
         replica = self._intake.replica
         tensors = [
             SnapshotTensor(
-                atom, slot, p.dtype, p.shape, replica.versions[atom], replica.view((atom, slot))
+                atom, slot, p.dtype, p.shape, self._version(atom, slot), replica.view((atom, slot))
             )
             for (atom, slot), p in replica.counting(self._intake.session.pending)
         ]

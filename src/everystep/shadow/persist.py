@@ -14,6 +14,7 @@ import msgspec
 
 from everystep.core.cadence import age_seconds, retry_seconds
 from everystep.core.census import Census
+from everystep.core.events import GRADIENT
 from everystep.core.retention import Rules
 from everystep.errors import EverystepError, Fenced, StoreError
 from everystep.format.base import BaseEntry, BaseIndex, Point
@@ -172,7 +173,8 @@ class Persister:
         if previous is None or previous.census.atoms != census.atoms:
             return None
         if self._versions_of is not previous:
-            self._versions = {t.atom: t.version for t in previous.tensors}
+            own = (t for t in previous.tensors if t.slot != GRADIENT)
+            self._versions = {t.atom: t.version for t in own}
             self._versions_of = previous
         return self._versions.get(atom)
 

@@ -150,7 +150,9 @@ class Presence:
 
     def honest(self, status: dict[str, Any]) -> dict[str, Any]:
         """A directory that is not there any more holds nothing that could be resumed from."""
-        if self._persister.state.problem and not self.lost:  # a write has failed: it may be just that
+        if (
+            self._persister.state.problem and not self.lost
+        ):  # a write has failed: it may be just that
             self.lost = self._persister.what_is_lost()
         return {**status, **dict.fromkeys(_CLAIMS)} if self.lost else status
 

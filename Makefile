@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: setup demo test check fix bench test-kills clean
+.PHONY: setup demo test check fix bench test-kills storm clean
 
 setup: $(STAMP)
 
@@ -38,6 +38,11 @@ bench: setup  ## the figures of the README, as JSON
 test-kills: setup  ## the long version: 200 kills of the trainer, 50 of the shadow
 	EVERYSTEP_KILLS=200 EVERYSTEP_SHADOW_KILLS=50 $(BIN)/python -m pytest --timeout 3600 \
 		tests/crash/test_trainer_kills.py tests/crash/test_shadow_kills.py
+
+N ?= 200
+SEED ?= 1
+storm: setup  ## draw N training programs from SEED on, run them unbroken and broken, compare every bit
+	$(BIN)/python -m tests.storm --n $(N) --seed $(SEED)
 
 clean:
 	rm -rf .venv build dist src/*.egg-info

@@ -1,0 +1,1 @@
+"""Training programs drawn from a seed, run unbroken and broken, compared in every bit."""

@@ -1,0 +1,33 @@
+"""What happens to a run's directory between two lives. Each returns the path that the next life is given;
+their sources go into printed scripts."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+
+def flip_bytes(run_dir, which):
+    """Bytes of some file of the store rot."""
+    chance = random.Random(which)
+    files = sorted(p for p in Path(run_dir).rglob("*") if p.is_file() and p.stat().st_size)
+    for path in chance.sample(files, min(which, len(files))):
+        data = bytearray(path.read_bytes())
+        data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+        path.write_bytes(data)
+    return run_dir
+
+
+def move(run_dir, which):
+    """The directory gets another name."""
+    target = f"{run_dir}-moved"
+    if Path(run_dir).exists():
+        Path(run_dir).rename(target)
+    return target
+
+
+def reach_through_link(run_dir, which):
+    """The same directory by another path."""
+    link = f"{run_dir}-link"
+    Path(link).symlink_to(run_dir)
+    return link

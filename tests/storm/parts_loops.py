@@ -1,0 +1,73 @@
+"""Who asks for the next step. A line `@turn` is where the turn goes; `TOTAL` is the number of steps."""
+
+from __future__ import annotations
+
+from storm.program import part
+
+_STEPS = """
+for step in run.steps(TOTAL):
+    @turn
+"""
+_SEAL = """
+for step in range(run.resume(), TOTAL):
+    @turn
+    run.seal()
+"""
+_BARE = """
+for step in range(run.step, TOTAL):
+    @turn
+    run.seal()
+"""
+_AGAIN = """
+for _ in range(TOTAL):
+    for step in run.steps(TOTAL):
+        @turn
+        if step % $k == 1:
+            break
+"""
+_EPOCHS = """
+for end in range($k, TOTAL + $k, $k):
+    for step in run.steps(min(end, TOTAL)):
+        @turn
+"""
+_INTERRUPTED = """
+for attempt in range(2):
+    try:
+        for step in run.steps(TOTAL):
+            @turn
+    except KeyboardInterrupt:
+        tell("again", run.step)
+"""
+_INTERRUPT = """
+if life >= 0 and attempt == 0 and step == $at:
+    raise KeyboardInterrupt
+"""
+_REWIND = """
+rewound = life != 0
+for step in run.steps(TOTAL):
+    if step == $to and life >= 0:
+        run.flush(60)
+    if step == $to + 3 and not rewound:
+        rewound = True
+        tell("again", run.rewind($to))
+        continue
+    @turn
+"""
+
+LOOPS = [
+    part("steps", {"loop": _STEPS}, weight=5),
+    part("seal", {"loop": _SEAL}, weight=2),
+    part("seal_bare", {"loop": _BARE}, weight=0.5, excused_by="resume", tells="resume"),
+    part("again", {"loop": _AGAIN}, weight=1.5, bars="skips", k=[3, 2]),
+    part("epochs", {"loop": _EPOCHS}, k=[3, 4]),
+    part(
+        "interrupted",
+        {"loop": _INTERRUPTED, "placed": _INTERRUPT},
+        gives="goes_back",
+        bars="scaler",
+        tells="left in its midst",
+        place=["stepped", "backward"],
+        at=[2, 4, 5],
+    ),
+    part("rewind", {"loop": _REWIND}, weight=0.6, gives="goes_back", to=[2, 3]),
+]

@@ -1,0 +1,49 @@
+"""Options of attach, and what is called before it. `option` is a keyword argument."""
+
+from __future__ import annotations
+
+from storm.program import part
+
+OPTIONS = [
+    part("on_lag", {"option": "on_lag=$v"}, v=['"wait"', '"drop"'], weight=5),
+    part(
+        "durable_log", {"option": "durable_log=$v"}, v=["1", "3", '"auto"'], weight=4, gives="log"
+    ),
+    part(
+        "durable_every", {"option": "durable_every=$v"}, v=["1", "3", '"0.2s"', '"auto"'], weight=3
+    ),
+    part(
+        "every",
+        {"option": "every=$v"},
+        v=["2", "3", '"0.1s"'],
+        weight=0.8,
+        gives="rests",
+        bars="log",
+    ),
+    part("log", {"option": "log=False"}, weight=0.8),
+    part(
+        "compress",
+        {"before": "everystep.compress(opts[0], $how)"},
+        bars="sparse complex closure_only strange lazy",
+        weight=1.2,
+        how=['"topk", ratio=0.5', '"int8"', '"randomk", ratio=0.5', '"bf16"'],
+    ),
+    part(
+        "feedback",
+        {
+            "before": 'everystep.compress(opts[0], "topk", ratio=0.3, feedback=True)',
+            "option": 'residuals="exact"',
+        },
+        bars="sparse complex closure_only strange lazy scaler",
+        gives="feedback",
+        weight=0.5,
+    ),
+    part("keep_last", {"option": "keep_last=$v"}, v=["1", "2"], weight=0.8),
+    part("keep_every", {"option": "keep_every=$v"}, v=["2", "5"], weight=0.4),
+    part("keep_best", {"option": 'keep_best="1 lowest"'}, weight=0.4),
+    part("keep_hourly", {"option": "keep_hourly=1, keep_daily=1"}, weight=0.3),
+    part("keep_slots", {"option": "keep_slots=1"}, weight=0.4),
+    part("fingerprint_every", {"option": "fingerprint_every=$v"}, v=["1", "3"], weight=1.5),
+    part("on_failure", {"option": 'on_failure="raise"'}, weight=0.7),
+    part("budget", {"option": "overhead_budget_percent=$v"}, v=["100", "0.01"], weight=0.3),
+]

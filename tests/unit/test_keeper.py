@@ -228,6 +228,7 @@ def test_a_wanted_copy_goes_with_the_replica_that_is_given_up(
         while not keeper.part():
             assert time.monotonic() < until
             time.sleep(0.01)
+        bench.persister.wait()  # a copy may still be on its way when the replica may change
     intake.forget()
     publish(writer, [EDIT], b"half of ", 0, 2)  # the new base begins to arrive
     intake.take(may_apply=True)

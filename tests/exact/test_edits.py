@@ -39,6 +39,14 @@ def edited(kind: str, before: Any, after: Any) -> Job:
     return Job(model, optimizer, turn)
 
 
+def turned(kind: str, before: Any, after: Any) -> Job:
+    """A weight that lies the other way round, so that its slots do."""
+    job = edited(kind, before, after)
+    weight = job.model[0].weight
+    weight.data = weight.data.t().contiguous().t()
+    return job
+
+
 def nothing(step: int, model: Any, optimizer: Any) -> None:
     pass
 
@@ -102,6 +110,7 @@ def every_edit(kind: str) -> Job:
         elsewhere=partial(edited, kind, point_elsewhere, nothing),
         zero_state=partial(edited, kind, nothing, zero_state),
         unseen=partial(edited, kind, nothing, write_slots_unseen),
+        unseen_turned=partial(turned, kind, nothing, write_slots_unseen),
         unseen_before=partial(edited, kind, write_slots_unseen, nothing),
     )
 

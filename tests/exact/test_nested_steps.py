@@ -136,6 +136,20 @@ def wrapper() -> Job:
     return trained(model, {"base": base, "lookahead": lookahead}, lambda _: lookahead.step())
 
 
+def shared() -> Job:
+    """One of them only the user's code can replay, the other the shadow could: they move the same tensor."""
+    model = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3))
+    shifted = Shifted(model.parameters(), lr=0.02)
+    plain = optim.SGD([model[0].weight], lr=0.05)
+    shifted.param_groups[0]["fails"] = False
+
+    def step(closure: Any) -> None:
+        shifted.step()
+        plain.step()
+
+    return trained(model, {"shifted": shifted, "plain": plain}, step)
+
+
 def with_closure() -> Job:
     model = nn.Linear(5, 3)
     optimizer = Sharpness(model.parameters())
@@ -152,6 +166,7 @@ JOBS = {
     "subclass": subclass,
     "subclass_that_raises": subclass_that_raises,
     "wrapper": wrapper,
+    "shared": shared,
     "with_closure": with_closure,
     "noisy": noisy,
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from operator import attrgetter, is_, itemgetter
@@ -16,7 +16,7 @@ from everystep.capture.glance import check_slots
 from everystep.capture.names import logical_names, walk
 from everystep.capture.refusals import check_atom, check_optimizers, named
 from everystep.compression.compressor import residuals_of
-from everystep.core.census import Atom, Census, Mode, OptimizerSpec
+from everystep.core.census import Atom, Census, Mode, OptimizerSpec, agree_on_modes
 from everystep.errors import UsageError
 from everystep.replay.choose import choose
 from everystep.replay.optimizers import class_path, mode_of
@@ -101,6 +101,14 @@ class LiveCensus:
         now = chain.from_iterable(map(itemgetter("params"), groups))
         return self._group_forms() != self._forms or not all(map(is_, now, self._moved))
 
+    def remove_later_groups(self) -> None:
+        """Undo every `add_param_group` since the census."""
+        for spec, optimizer in zip(self.census.optimizers, self.optimizers, strict=True):
+            for group in optimizer.param_groups[len(spec.groups) :]:
+                for parameter in group["params"]:
+                    optimizer.state.pop(parameter, None)
+            del optimizer.param_groups[len(spec.groups) :]
+
     def _group_forms(self) -> list[list[tuple[object, ...]]]:
         """How many parameters each group has, and which code steps them: a twin was chosen for it."""
         return [[_form(group) for group in o.param_groups] for o in self.optimizers]
@@ -150,8 +158,9 @@ def take_census(models: Models, optimizers: Optimizers, *, log: bool = True) -> 
     atom_of = {id(t): i for i, t in enumerate(tensors)}
     given = named(optimizers, "optimizer", torch.optim.Optimizer)
     _add_residuals(atoms, tensors, atom_of)
-    specs = [_optimizer_spec(key, live, atom_of, log) for key, live in given.items()]
-    specs, powers = _with_twins(specs, list(given.values()))
+    own = [_optimizer_spec(key, live, atom_of, log) for key, live in given.items()]
+    own, powers = _with_twins(own, list(given.values()))
+    specs = agree_on_modes(own)
     exactness, why = _exactness(specs, tensors)
     census = Census(tuple(atoms), tuple(specs), exactness, why, _not_persistent(models))
     homes = _homes(models, atom_of)
@@ -260,7 +269,20 @@ def _with_twins(
             choice = choose(optimizer)
             specs[index] = msgspec.structs.replace(spec, twins=choice.twins, why=choice.why)
             powers |= choice.powers
+            if not choice.twins and any(map(_is_turned, _parameters(optimizer))):
+                why = (
+                    "torch rounds by order in memory, where the shadow's copies lie in another one"
+                )
+                specs[index] = msgspec.structs.replace(spec, mode=Mode.LOG, why=why)
     return specs, powers
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    return chain.from_iterable(group["params"] for group in optimizer.param_groups)
+
+
+def _is_turned(parameter: torch.Tensor) -> bool:
+    return parameter.device.type == "cpu" and not parameter.is_contiguous()
 
 
 def _exactness(specs: list[OptimizerSpec], tensors: list[torch.Tensor]) -> tuple[str, str]:

@@ -58,7 +58,7 @@ class SlotDigests:
 
     def _look(self) -> list[tuple[int, memoryview]]:
         return [
-            (atom, raw_bytes(value))
+            (atom, _memory(value))
             for atom in self._live.census.optimizers[self._index].atoms
             for value in self._live.state_of(self._index, atom).values()
             if _is_plain(value)
@@ -71,7 +71,13 @@ def _is_plain(value: object) -> bool:
         isinstance(value, torch.Tensor)
         and value.device.type == "cpu"
         and value.layout is torch.strided
-        and value.is_contiguous()
         and not value.is_conj()
         and not value.is_neg()
     )
+
+
+def _memory(tensor: torch.Tensor) -> memoryview:
+    """From its first element to its last, where they lie: a slot has the strides of its parameter."""
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    span = 1 + sum((size - 1) * stride for size, stride in steps) if tensor.numel() else 0
+    return raw_bytes(tensor.detach().as_strided((span,), (1,)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from functools import cached_property
 from itertools import chain
@@ -62,6 +63,23 @@ class OptimizerSpec(msgspec.Struct, frozen=True):
     def foreign(self) -> bool:
         """Whether only the user's own code, which nobody knows, can replay its calls."""
         return self.mode is Mode.LOG and not self.path.startswith("torch.optim")
+
+
+_WEAKEST_FIRST = (Mode.STATE, Mode.LOG, Mode.REPLAY)
+
+
+def agree_on_modes(specs: Sequence[OptimizerSpec]) -> list[OptimizerSpec]:
+    """Optimizers that share an atom have one mode, the weakest of theirs: calls that move the same tensor are
+    replayed in one place, in their order, or not at all."""
+    agreed = list(specs)
+    for _ in specs:  # an agreement with one neighbour may break the one with another
+        for i, spec in enumerate(agreed):
+            sharing = [s for s in agreed if not set(spec.atoms).isdisjoint(s.atoms)]
+            weakest = min(sharing, key=lambda s: _WEAKEST_FIRST.index(s.mode))
+            if weakest.mode is not spec.mode:
+                why = f"shares parameters with {weakest.key!r}: {weakest.why}"
+                agreed[i] = msgspec.structs.replace(spec, mode=weakest.mode, why=why, twins={})
+    return agreed
 
 
 class Script(msgspec.Struct, frozen=True):

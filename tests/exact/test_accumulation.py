@@ -56,6 +56,21 @@ def accumulating(window: int, kind: Callable[[Any], Any], clear: str) -> Job:
     return Job(model, optimizer, turn)
 
 
+def sparse() -> Job:
+    """A gradient of another layout stays one when it is cleared."""
+    model = nn.Embedding(8, 3, sparse=True)
+    optimizer = optim.SparseAdam(model.parameters(), lr=0.05)
+
+    def turn(step: int) -> Any:
+        loss = model(torch.randint(8, (4,))).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+        return loss.detach()
+
+    return Job(model, optimizer, turn)
+
+
 def lambs(parameters: Any) -> Any:
     """Not torch's: its calls are kept in a log."""
     return Scaling(parameters, {"lr": 0.05})
@@ -90,6 +105,11 @@ def test_a_resume_within_a_window_has_its_gradients(tmp_path: Path, name: str, s
     where = "shadow" if source == "shadow" else "store"
     build = partial(accumulating, *JOBS[name])
     check(build, tmp_path, total=9, die_at=(2, 5), source=where, **options)
+
+
+@pytest.mark.parametrize("source", ["shadow", "store"])
+def test_cleared_sparse_gradients_stay_sparse(tmp_path: Path, source: str) -> None:
+    check(sparse, tmp_path, source=source)
 
 
 def test_rewind_takes_gradients_back_too(tmp_path: Path) -> None:

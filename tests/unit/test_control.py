@@ -36,7 +36,7 @@ from everystep.shadow.spawn import ShadowHandle
 
 SEED = int(os.environ.get("EVERYSTEP_SEED", random.SystemRandom().randrange(1 << 30)))
 # what processes of one protocol say to each other: when it changes, PROTOCOL goes up and a line is added
-MESSAGES = {1: "ce9845dcb4c5bd8a"}
+MESSAGES = {1: "ce9845dcb4c5bd8a", 2: "672570a5fb7a3868"}
 
 _SHADOW = """
 import sys, time

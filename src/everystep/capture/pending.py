@@ -22,7 +22,7 @@ from everystep.core.pending import Habit, carries_over, learn
 log = logging.getLogger("everystep")
 
 _grad = attrgetter("grad")
-_Stamp = tuple[tuple[int, int], ...]
+GradientStamp = tuple[tuple[int, int], ...]
 
 
 class PendingGradients:
@@ -34,7 +34,7 @@ class PendingGradients:
         self._habits = [Habit.UNKNOWN] * len(self._atoms)
         self._called: set[int] = set()  # optimizers that stepped since the last seal
         self._before: list[list[weakref.ref[torch.Tensor]]] = [[] for _ in self._atoms]
-        self._stamp: _Stamp = ()
+        self._stamp: GradientStamp = ()
         self._told_sparse = False
 
     def stepped(self, index: int) -> None:
@@ -44,7 +44,7 @@ class PendingGradients:
     def send(self) -> Presence:
         """Put the gradients that later steps may need into the record."""
         count = len(self._live.tensors)
-        zeros, held = [False] * count, [False] * count
+        zeros, held, sparse = ([False] * count for _ in range(3))
         for index, atoms in enumerate(self._atoms):
             gradients = self._gradients(index)
             if all(gradient is None for gradient in gradients):
@@ -54,14 +54,16 @@ class PendingGradients:
             for atom, gradient in zip(atoms, gradients, strict=True):
                 if gradient is None or held[atom]:
                     continue
-                if sends and self._send(atom, gradient):
+                if gradient.layout is not torch.strided:
+                    sparse[atom] = True
+                    if sends and gradient._nnz():
+                        self._tell_sparse(atom)
+                elif sends and self._send(atom, gradient):
                     held[atom] = True
                 else:
                     zeros[atom] = True
         self.turn()
-        if not any(zeros) and not any(held):
-            return Presence()
-        return Presence(pack_presence(zeros), pack_presence(held))
+        return Presence(*(pack_presence(p) if any(p) else b"" for p in (zeros, held, sparse)))
 
     def _carries_over(self, index: int, gradients: Sequence[torch.Tensor | None]) -> bool:
         present = [g for g in gradients if g is not None]
@@ -74,9 +76,6 @@ class PendingGradients:
 
     def _send(self, atom: int, gradient: torch.Tensor) -> bool:
         """False: there is nothing in it but zeros, which need no bytes."""
-        if gradient.layout is not torch.strided:
-            self._tell_sparse(atom)
-            return False
         if gradient.device.type == "cpu" and _is_zero(gradient):
             return False
         self._outbox.tensor(atom, GRADIENT, gradient, stays=False)
@@ -94,18 +93,20 @@ class PendingGradients:
     def turn(self) -> None:
         """A step is sealed, recorded or not."""
         self._called.clear()
-        self._stamp = self._look()
+        self._stamp = gradient_stamp(self._live)
 
     def changed(self) -> bool:
         """Whether gradients have been computed, cleared or written since the last seal."""
-        return self._look() != self._stamp
-
-    def _look(self) -> _Stamp:
-        found = (g for index in range(len(self._atoms)) for g in self._gradients(index))
-        return tuple((id(g), g._version) for g in found if g is not None)
+        return gradient_stamp(self._live) != self._stamp
 
     def _gradients(self, index: int) -> list[torch.Tensor | None]:
         return list(map(_grad, map(self._live.tensors.__getitem__, self._atoms[index])))
+
+
+def gradient_stamp(live: LiveCensus) -> GradientStamp:
+    """Changes when a gradient is computed, cleared or written."""
+    found = (live.tensors[atom].grad for spec in live.census.optimizers for atom in spec.atoms)
+    return tuple((id(g), g._version) for g in found if g is not None)
 
 
 def _is_zero(gradient: torch.Tensor) -> bool:

@@ -16,11 +16,12 @@ AMP_BYTES = 2 * ALIGN_BYTES  # behind a call's gradients there is room for what 
 
 
 class Presence(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Gradients that a seal found on the parameters, a bit per atom; the others are None. Those with no bit
-    in `held` are zeros, or were consumed and will be cleared."""
+    """Gradients that a seal found on the parameters, a bit per atom; the others are None. `zeros` and
+    `sparse` ones are zero, or were consumed and will be cleared."""
 
     zeros: bytes = b""
     held: bytes = b""  # their values are edits of the slot GRADIENT
+    sparse: bytes = b""  # layout sparse_coo
 
     def has(self, atom: int) -> bool:
         """Whether this atom's gradient is held."""

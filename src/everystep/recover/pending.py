@@ -32,10 +32,14 @@ class Pending:
 
     def finish(self, pending: Presence, atoms: Iterable[int]) -> None:
         """Give every parameter of an optimizer the gradient it had, or none."""
-        zeros = unpack_presence(pending.zeros, max(self._ids, default=-1) + 1)
+        count = max(self._ids, default=-1) + 1
+        zeros = unpack_presence(pending.zeros, count)
+        sparse = unpack_presence(pending.sparse, count)
         for atom in atoms:
             parameter = self._tensors[self._ids[atom]]
             if pending.has(atom):
                 parameter.grad = self.of(atom)
+            elif sparse[atom]:
+                parameter.grad = torch.zeros_like(parameter, layout=torch.sparse_coo).detach()
             else:
                 parameter.grad = torch.zeros_like(parameter).detach() if zeros[atom] else None

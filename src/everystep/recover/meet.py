@@ -18,7 +18,7 @@ from everystep.store.tiers import bring
 
 def shadow_of(run: Path, folder: Path) -> ShadowCard | None:
     """The living shadow of a run: the one that meets others here, or, if the directory was moved, the one
-    that its newest manifest names."""
+    that its newest manifest names. Before its first base there is no manifest: the run's id tells then."""
     card = read_card(folder)
     return card if card is not None else _moved_with(run)
 
@@ -28,10 +28,11 @@ def _moved_with(run: Path) -> ShadowCard | None:
         manifest = newest_manifest(run)
     except OSError:
         return None
-    if manifest is None or manifest.host != socket.gethostname():
+    if manifest is not None and manifest.host != socket.gethostname():
         return None
-    for card in living_cards():
-        ours = (card.run_id, card.pid) == (manifest.run_id, manifest.pid)
+    run_id = manifest.run_id if manifest else known_run(run)
+    for card in living_cards() if run_id else ():
+        ours = card.run_id == run_id and (manifest is None or card.pid == manifest.pid)
         if ours and (_is_away(card) or Path(card.run).samefile(run)):  # else this is a copy
             return card
     return None

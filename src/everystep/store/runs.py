@@ -203,7 +203,10 @@ def identify(run: Path) -> tuple[str | None, str | None]:
                 continue
             if manifest is not None:
                 return manifest.run_id, str(error)
-        raise
+        raise CorruptData(
+            f"{error}, and no epoch tells which run {run} is",
+            hint="nothing of it can be trusted: put the file back from a copy, or begin in another directory",
+        ) from error
 
 
 def read_lineage(run: Path) -> Lineage:

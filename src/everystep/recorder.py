@@ -14,7 +14,7 @@ import os
 import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +22,13 @@ import msgspec
 
 from everystep.capture.census import LiveCensus, Models, Optimizers, take_census
 from everystep.capture.groups import encode_groups
-from everystep.capture.rng import capture_rng
 from everystep.capture.state import UserState
 from everystep.capture.tap import Tap
-from everystep.compression.compressor import names_of
+from everystep.capture.turn import Moment, OpenTurn
 from everystep.connection import Connection, connect
 from everystep.core.cadence import Rest, retry_seconds
 from everystep.core.census import Script
 from everystep.core.pace import replay_threads
-from everystep.core.status import summary
 from everystep.errors import CaptureTooLarge, EverystepError, LaneTimeout, RunBusy, ShadowLost
 from everystep.format.base import Point
 from everystep.health import Health
@@ -53,11 +51,8 @@ log = logging.getLogger("everystep")
 _DURABLE_SECONDS = 3600.0
 _WAIT_SECONDS = 600.0
 _START_SECONDS = 60.0  # a shadow says within half of it that it has started, unless it is stuck
-_GLANCE_SECONDS = 0.2
 _DOCUMENT_SLACK_BYTES = 16 << 10
 _LANES_MAX = 8
-
-_UNLOGGED = "the log does not hold its residuals, bases do"
 
 
 class Recorder:
@@ -74,6 +69,8 @@ class Recorder:
         self.step = 0
         self.point: Point | None = None  # where in the run's lineage we stand
         self.versions: list[int] = []
+        self.turn = OpenTurn()
+        self.live: LiveCensus | None = None
         self.tap: Tap | None = None
         self.connection: Connection | None = None
         self.problem = ""
@@ -105,16 +102,10 @@ class Recorder:
         live = take_census(self._models, self._optimizers, log=self._options.log)
         if self._script is None:  # at attach, before anything is loaded
             self._script = Script(encode_groups(live.keyed), self._options.override)
+            self.turn.count(live.optimizers)
         live.census = msgspec.structs.replace(live.census, script=self._script)
+        self.live = live
         return live
-
-    @property
-    def compression(self) -> list[str]:
-        """How gradients are compressed, and what the log does not hold of it, in words."""
-        models = self._models
-        given = models.values() if isinstance(models, Mapping) else [models]
-        found = names_of(p for model in given for p in model.parameters())
-        return [f"{name}; {_UNLOGGED}" if "feedback" in name else name for name in found]
 
     def connect(
         self,
@@ -124,8 +115,15 @@ class Recorder:
         predecessor: ShadowCard | None = None,
         opening_rng: bytes | None = None,
     ) -> None:
-        """Start a shadow and record into it. Without a replica to hand on, the base is sent."""
-        self._use(self._new_connection(live, found, predecessor), live, opening_rng)
+        """Start a shadow and record into it what is live now, which counts as sealed. Without a replica to
+        hand on, the base is sent. `opening_rng`: random states that are not restored yet."""
+        self.turn.begin(Moment.now(self._user_state, opening_rng))
+        self._connect(live, found, predecessor)
+
+    def _connect(
+        self, live: LiveCensus, found: Found | None, predecessor: ShadowCard | None
+    ) -> None:
+        self._use(self._new_connection(live, found, predecessor), live)
         assert self.tap is not None
         if found is None:
             self.tap.states.queue_base(fresh=True)
@@ -150,13 +148,14 @@ class Recorder:
             predecessor=predecessor,
         )
 
-    def _use(self, connection: Connection, live: LiveCensus, opening_rng: bytes | None) -> None:
+    def _use(self, connection: Connection, live: LiveCensus) -> None:
         self.connection = connection
         self.tap = Tap(
             live,
             connection.ring,
             self._user_state,
             step=self.step,
+            turn=self.turn,
             versions=self.versions,
             guard=self.guarded,
             may_wait=self._waiting_rule(connection),
@@ -164,7 +163,6 @@ class Recorder:
             budget_percent=self._options.overhead_budget_percent,
             fingerprint_every=self._options.fingerprint_every,
         )
-        self.tap.opening_rng = opening_rng or capture_rng()
         self.tap.install()
 
     def card(self) -> ShadowCard | None:
@@ -187,17 +185,22 @@ class Recorder:
 
     # ------------------------------------------------------------------ every step
 
-    def open(self, rng: bytes | None = None) -> None:
+    def open(self) -> None:
         """The state before the first step counts too."""
         if self.tap is not None and not self.tap.opened:
-            self.guarded(self.tap.seal)(self.step, rng=rng)
+            self._seal_now()
+
+    def open_as_loaded(self) -> None:
+        """The same, with the random states that were found."""
+        if self.tap is not None:
+            self.guarded(self.tap.open)()
 
     def seal(self) -> None:
         self.step += 1
         idle_before = self._device_is_idle
         self._seal()
         tap = self.tap
-        if tap is None or not (tap.flowing and tap.base_is_sent):
+        if tap is None or not tap.has_sent_all:
             self.health.skip()
         else:
             device = self._past["device_stall_seconds"] + tap.copier.stall_seconds
@@ -210,13 +213,32 @@ class Recorder:
     def _device_is_idle(self) -> bool:
         return self.tap is None or self.tap.copier.device_is_idle
 
-    def _seal(self) -> None:
+    def _seal_now(self) -> None:
+        self.turn.begin(self.guarded(Moment.now)(self._user_state))
         if self.tap is not None:
-            self.guarded(self.tap.seal)(self.step)
+            self.guarded(self.tap.seal)(self.step, self.turn.sealed)
+
+    def _seal(self) -> None:
+        self._seal_now()
         for _ in range(_LANES_MAX):
             if self.tap is not None and self.tap.outgrown:
                 self.guarded(self._change)()
         self.guarded(self._look_after_shadow)()
+        recorded = self.tap is not None and self.tap.flowing
+        self.turn.look(None if recorded else self.live)
+
+    def _still_sealed(self, operation: str) -> Moment:
+        """What the last seal said, if training is still there: else nobody can record that step any more."""
+        moved_on = self.turn.has_moved_on()
+        if moved_on is None:
+            moved_on = self.tap is None or self.tap.has_moved_on()
+        if moved_on or self.turn.sealed is None:
+            raise EverystepError(
+                f"{operation} {self.path}: step {self.step} is not recorded ({self.mode[1]}), and the step "
+                "after it has begun",
+                hint=f"call {operation} before the first backward of a step",
+            )
+        return self.turn.sealed
 
     def _tell_trouble(self) -> None:
         """Steps that are not recorded, or not written, are nothing to find out after a crash."""
@@ -265,8 +287,8 @@ class Recorder:
         self.drop()
         live = self.census()
         self.versions = [self.step] * len(live.tensors)
-        self.connect(live, predecessor=predecessor)
-        self.open()
+        self._connect(live, None, predecessor)
+        self.open_as_loaded()
 
     def _look_after_shadow(self) -> None:
         """Is it alive, is a new one ready?"""
@@ -278,7 +300,7 @@ class Recorder:
                 why = f": {last_words}" if last_words else ""
                 self._lose(f"shadow {self.connection.shadow.pid} is gone{why}")
                 self._retry_at = 0.0
-        elif self._started:
+        elif self._started and self.turn.sealed is not None:
             self._welcome(self._started.pop())
         elif self._starter is None and time.monotonic() >= self._retry_at:
             self._starter = threading.Thread(target=self._start, args=(self.census(),), daemon=True)
@@ -302,10 +324,10 @@ class Recorder:
             raise started
         live = self.census()
         self.versions = [self.step] * len(live.tensors)
-        self._use(started, live, None)
+        self._use(started, live)
         assert self.tap is not None
         self.tap.states.queue_base(fresh=True)
-        self.open()
+        self.open_as_loaded()
         if self.tap is not None:  # unless the first seal failed again
             log.warning(
                 "reconnected run=%s step=%d shadow=%d", self.path, self.step, started.shadow.pid
@@ -371,16 +393,6 @@ class Recorder:
             raise RunBusy(reason, hint="stop one of the two trainers")
         warnings.warn(f"everystep: {reason}; stop one of the two trainers", stacklevel=5)
 
-    def describe_tiers(self) -> str:
-        """For a look in passing: what is recorded, and what each fault would cost if the shadow says so at
-        once."""
-        mode, why = self.mode
-        try:
-            told = summary(self.ask(AskStatus(), _GLANCE_SECONDS).status)
-        except EverystepError:
-            told = "the shadow did not say at once what it holds"
-        return f"{mode if mode == 'every step' else f'{mode} ({why})'}; {told}"
-
     # ------------------------------------------------------------------ asking and ending
 
     def ask(self, request: Request, timeout_seconds: float) -> Answer:
@@ -392,6 +404,7 @@ class Recorder:
         """Make everything durable and let the shadow go."""
         if self.connection is None and self._starter is not None:
             self._starter.join()
+            self._still_sealed("close")
             self._look_after_shadow()
         answer = self.ask_durable(AskClose(self.step), "close", _DURABLE_SECONDS)
         if answer.error:
@@ -420,8 +433,7 @@ class Recorder:
     def bring_shadow_up_to_date(self, operation: str) -> None:
         """Return when everything sealed so far is in the ring: what is left of a base goes now."""
         if self.tap is not None:
-            if not self.tap.opened:
-                self.tap.seal(self.step, rng=self.tap.opening_rng)
+            self.tap.open()
             with self.tap.awake():
                 self._send_base(operation)
             self.tap.land()
@@ -443,7 +455,7 @@ class Recorder:
     def _send_base(self, operation: str) -> None:
         """Seal the same step again until a base of it has been sent."""
         deadline = time.monotonic() + _WAIT_SECONDS
-        while self.tap is not None and not (self.tap.flowing and self.tap.base_is_sent):
+        while self.tap is not None and not self.tap.has_sent_all:
             if self.connection is None or not self.connection.shadow.alive:
                 raise ShadowLost(f"{operation} {self.path}: the shadow died")
             if time.monotonic() > deadline:
@@ -457,13 +469,7 @@ class Recorder:
     def _seal_again(self, operation: str) -> None:
         """The same step once more: it sends what the shadow has asked for."""
         assert self.tap is not None
-        if self.tap.calls:
-            raise EverystepError(
-                f"{operation} {self.path}: step {self.step} is being based anew, and the next one "
-                "has begun",
-                hint="flush between two steps",
-            )
-        self.tap.seal(self.step)
+        self.tap.seal(self.step, self._still_sealed(operation))
         if self.tap.outgrown:  # it has sent nothing, and never will
             self._change()
 
@@ -482,6 +488,7 @@ class Recorder:
     def abandon(self) -> None:
         """Let go of everything, a shadow that is just starting included."""
         self.drop()
+        self.turn.end()
         if self._starter is not None:
             self._starter.join()
         for started in self._started:

@@ -19,10 +19,11 @@ from everystep.capture.census import LiveCensus, Models, Optimizers
 from everystep.capture.ranks import refuse_many_ranks
 from everystep.capture.rng import restore_rng
 from everystep.capture.state import UserState
+from everystep.compression.compressor import described
 from everystep.core.census import Mode
 from everystep.core.forecast import check_fits
 from everystep.core.resume import nothing_found
-from everystep.core.status import build_status
+from everystep.core.status import build_status, summary
 from everystep.device.pages import refusals as page_lock_refusals
 from everystep.errors import EverystepError, NothingToRecover, UsageError
 from everystep.lane.control import AskFlush, AskLeave, AskStatus
@@ -52,6 +53,7 @@ from everystep.tell import tell
 log = logging.getLogger("everystep")
 
 _DURABLE_SECONDS = 3600.0
+_GLANCE_SECONDS = 0.2
 _T = TypeVar("_T")
 
 
@@ -171,7 +173,7 @@ class Run:
                 opening_rng=found.session.rng,
             )
             if self._overridden:  # a crash before the first step must not bring the old values back
-                recorder.open(found.session.rng)
+                recorder.open_as_loaded()
         finally:
             found.close()
         for problem in found.problems:
@@ -236,8 +238,7 @@ class Run:
     def next_turn(self) -> None:
         """Seal the turn that `steps` has ended."""
         self._check_open()
-        tap = self._recorder.tap if self._recorder else None
-        void = self._rewound and not (tap and tap.calls)
+        void = self._rewound and not (self._recorder and self._recorder.turn.calls)
         self._rewound = False
         if self.turn is not Turn.SEALED and not void:
             self._seal()
@@ -246,10 +247,9 @@ class Run:
         """Another loop begins. `break` has finished the turn before; a turn that an exception has left in its
         midst is taken back to the last seal, or its optimizer calls would be done twice."""
         self._check_open()
-        tap = self._recorder.tap if self._recorder else None
-        calls = tap.calls if tap else 0
+        calls = self._recorder.turn.calls if self._recorder else 0
         if self.turn is Turn.FINISHED:
-            if calls:
+            if calls or self._recorder is None:
                 self._seal()
         elif self.turn is not Turn.SEALED or calls:
             self._take_back()
@@ -265,6 +265,8 @@ class Run:
                 f"hold the state of its start ({recorder.mode[1]})",
                 hint="attach again to go on from the newest step there is, or use run.rewind",
             )
+        if recorder.tap is not None:
+            recorder.tap.live.remove_later_groups()
         recorder.drop()
         self._go_on(recorder, recorder.folder, recorder.census(), resumes=False)
         log.warning(
@@ -374,7 +376,7 @@ class Run:
             "lag_steps": None if at is None else self.step - at,
             "resumed_from": self._resumed_from,
             "attach_seconds": self._attach_seconds,
-            "compression": recorder.compression,
+            "compression": described(recorder.live.tensors if recorder.live else ()),
             **recorder.figures(),
             "slowdown_percent": recorder.health.slowdown_percent,
             "state_dict_seconds_total": self._user_state.seconds_total,
@@ -419,8 +421,19 @@ class Run:
     def __repr__(self) -> str:
         tiers = "disabled"
         if self._recorder is not None:
-            tiers = "closed" if self._closed else self._recorder.describe_tiers()
+            tiers = "closed" if self._closed else self._describe_tiers(self._recorder)
         return f"<everystep.Run {self.path} at step {self.step}: {tiers}>"
+
+    @staticmethod
+    def _describe_tiers(recorder: Recorder) -> str:
+        """For a look in passing: what is recorded, and what each fault would cost if the shadow says so at
+        once."""
+        mode, why = recorder.mode
+        try:
+            told = summary(recorder.ask(AskStatus(), _GLANCE_SECONDS).status)
+        except EverystepError:
+            told = "the shadow did not say at once what it holds"
+        return f"{mode if mode == 'every step' else f'{mode} ({why})'}; {told}"
 
     def __exit__(
         self,
@@ -444,7 +457,7 @@ class Run:
                 with contextlib.suppress(EverystepError):
                     recorder.ask(AskLeave(), 5)
             else:
-                if recorder.tap is not None and recorder.tap.calls:
+                if recorder.turn.calls and self.turn is not Turn.BROKEN:
                     self._seal()
                 recorder.guarded(recorder.finish)()
                 if recorder.problem:

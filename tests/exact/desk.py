@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 
 from everystep.capture.census import take_census
-from everystep.capture.rng import capture_rng
 from everystep.capture.state import UserState
 from everystep.capture.tap import Tap
+from everystep.capture.turn import Moment, OpenTurn
 from everystep.core.cadence import Rest
 from everystep.core.census import Mode
 from everystep.core.events import Event, Seal
@@ -51,11 +51,15 @@ class Desk:
         for index, spec in enumerate(self.live.census.optimizers):
             if spec.mode is Mode.REPLAY:
                 self.intake.advances[index] = Advance(self.live.census, self.replica)
+        self._state = UserState(job.state)
+        turn = OpenTurn()
+        turn.begin(Moment.now(self._state))
         self.tap = Tap(
             self.live,
             self._ring,
-            UserState(job.state),
+            self._state,
             step=0,
+            turn=turn,
             versions=[0] * len(self.live.tensors),
             guard=lambda work: work,
             may_wait=self._take_in,
@@ -63,13 +67,12 @@ class Desk:
             budget_percent=5.0,
             fingerprint_every=1,
         )
-        self.tap.opening_rng = capture_rng()
         self.tap.install()
         self.tap.states.queue_base(fresh=True)
         self.seal(0)
 
     def seal(self, step: int) -> None:
-        self.tap.seal(step)
+        self.tap.seal(step, Moment.now(self._state))
         self.tap.land()  # a device's copies are done when it says so
         if self.tap.copier.sides and torch.cuda.is_initialized():
             torch.cuda.synchronize()

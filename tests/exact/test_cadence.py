@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,42 @@ def test_periodic_bases_are_durable_states_of_the_run(tmp_path: Path) -> None:
 
 def test_flush_takes_a_base_between_two_periods(tmp_path: Path) -> None:
     check(build, tmp_path, source="store", every=100)
+
+
+def test_flush_in_a_turn_writes_what_the_seal_saw(tmp_path: Path) -> None:
+    """The turn has drawn numbers and a batch by then."""
+    seed_all(1)
+    job, place = build(), {"batch": 0}
+    with everystep.attach(
+        job.model, job.optimizer, run=tmp_path / "run", state={"place": place}, every=50
+    ) as run:
+        for step in run.steps(4):
+            sealed = torch.get_rng_state()
+            place["batch"] += 1
+            torch.randn(1)
+            if step == 3:
+                assert run.flush(60) == 3
+                shutil.copytree(run.path, tmp_path / "copy")
+            job.turn(step)
+    again, there = build(), {"batch": 0}
+    with everystep.attach(
+        again.model, again.optimizer, run=tmp_path / "copy", state={"place": there}
+    ) as run:
+        assert next(iter(run.steps(4))) == 3
+        assert there == {"batch": 3}
+        assert torch.equal(torch.get_rng_state(), sealed)
+
+
+def test_flush_behind_a_backward_is_refused_where_the_seal_was_not_recorded(tmp_path: Path) -> None:
+    seed_all(1)
+    job = build()
+    with everystep.attach(job.model, job.optimizer, run=tmp_path / "run", every=50) as run:
+        for step in run.steps(4):
+            if step == 3:
+                job.model(torch.randn(4, 5)).square().mean().backward()
+                with pytest.raises(everystep.EverystepError, match="step 3 is not recorded"):
+                    run.flush(60)
+            job.turn(step)
 
 
 def test_a_base_written_before_the_clock_was_set_back_does_not_stop_others(tmp_path: Path) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -64,6 +67,97 @@ def test_break_seals_a_finished_step_and_an_exception_does_not(tmp_path: Path) -
     assert (outcome.start, outcome.status["resumed_from"]) == (4, "shadow")
     same(losses, {**losses, **outcome.losses}, "losses")
     same(end, outcome.end, "end")
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_turn_counts_while_a_dead_shadow_is_replaced(tmp_path: Path, again: bool) -> None:
+    """Nothing records it: the loop alone knows that `break` has finished it."""
+    end, losses, _ = unbroken(simple, 6)
+    seed_all(SEED)
+    job, seen = simple(), {}
+    with everystep.attach(job.model, job.optimizer, run=tmp_path / "run", state=job.state) as run:
+        for _ in range(2 if again else 1):
+            for step in run.steps(6 if seen else 4):
+                seen[step] = freeze(job.turn(step))
+                if step == 2:
+                    kill_shadow(run)
+                if step == 3 and run.status()["mode"] == "not recording":
+                    break
+    outcome = resume(simple, tmp_path / "run", 6, seed=SEED + 1)
+    assert outcome.start == (6 if again else 4)
+    same(losses, {**seen, **outcome.losses}, "losses")
+    same(end, outcome.end, "end")
+
+
+def kill_shadow(run: everystep.Run) -> None:
+    pid = run.status()["pid"]
+    os.kill(pid, signal.SIGKILL)
+    while Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z":
+        time.sleep(0.01)
+
+
+def test_a_turn_that_an_exception_left_is_not_sealed_by_close(tmp_path: Path) -> None:
+    end, losses, _ = unbroken(simple, 6)
+    job, run = started(tmp_path / "run")
+    with contextlib.suppress(ZeroDivisionError):
+        for step in run.steps(6):
+            job.turn(step)
+            if step == 3:
+                raise ZeroDivisionError
+    run.close()
+    outcome = resume(simple, tmp_path / "run", 6, seed=SEED + 1)
+    assert outcome.start == 3
+    same(losses, {**losses, **outcome.losses}, "losses")
+    same(end, outcome.end, "end")
+
+
+def growing(raises: list[int]) -> Job:
+    """Adds a param group at a step, and may raise behind it."""
+    job = simple(partial(optim.SGD, lr=0.1))
+    later, turn = job.optimizer.param_groups[0]["params"].pop(), job.turn
+
+    def grow_and_turn(step: int) -> Any:
+        if step == 1:
+            job.optimizer.add_param_group({"params": [later], "lr": 0.2})
+        loss = turn(step)
+        if step in raises:
+            raises.clear()
+            raise ZeroDivisionError
+        return loss
+
+    job.turn = grow_and_turn
+    return job
+
+
+def test_a_param_group_that_a_broken_turn_added_is_taken_back(tmp_path: Path) -> None:
+    end, losses, _ = unbroken(partial(growing, []), 3)
+    job, run = started(tmp_path / "run", partial(growing, [1]))
+    seen = {}
+    for _ in range(2):
+        with contextlib.suppress(ZeroDivisionError):
+            for step in run.steps(3):
+                seen[step] = freeze(job.turn(step))
+    run.close()
+    same(losses, seen, "losses")
+    same(end, look(job), "end")
+
+
+def test_a_group_that_shrank_before_the_first_step_can_be_closed(tmp_path: Path) -> None:
+    job, run = started(tmp_path / "run")
+    job.optimizer.param_groups[0]["params"].pop()
+    run.close()
+    assert everystep.open_run(tmp_path / "run").steps == [0]
+
+
+def test_break_and_again_while_it_is_disabled(tmp_path: Path) -> None:
+    job, seen = simple(), []
+    run = everystep.attach(job.model, job.optimizer, run=tmp_path / "run", enabled=False)
+    for _ in range(2):
+        for step in run.steps(3):
+            seen.append(step)
+            if step == 1:
+                break
+    assert seen == [0, 1, 2]
 
 
 def test_break_before_anything_happened_seals_nothing(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+import msgspec
 import torch
 
 from everystep.capture.calls import CallLog
@@ -27,6 +28,7 @@ from everystep.capture.release_points import points_outside, release_points
 from everystep.capture.rng import capture_rng
 from everystep.capture.state import UserState
 from everystep.capture.states import StateSender
+from everystep.capture.turn import Moment, OpenTurn
 from everystep.capture.watch import Watch
 from everystep.core.cadence import Rest
 from everystep.core.census import Mode, OptimizerSpec
@@ -46,6 +48,7 @@ class Tap:
         user_state: UserState,
         *,
         step: int,
+        turn: OpenTurn,
         versions: list[int],
         guard: Guard,
         may_wait: Callable[[float, bool], bool],
@@ -93,8 +96,8 @@ class Tap:
         self._entangled: set[int] = set()  # optimizers that step inside each other: sent as state
         self._rng_before = b""  # as a call that only the user's code can replay began
         self.opened = False
-        self.opening_rng: bytes | None = None
-        self.calls = 0  # optimizer calls since the last seal
+        self._turn = turn
+        self._opening = turn.sealed  # what the seal says that comes before the first step
         self._begin(step)
 
     def _begin(self, target: int) -> None:
@@ -144,7 +147,7 @@ class Tap:
         if self._is_nested(index):
             return None
         self.log.discard()
-        if not self.calls:
+        if not self._turn.calls:
             self.copier.close_window()
             self.copier.holds.release_old()  # what no release point came by for
         self.land()
@@ -155,7 +158,7 @@ class Tap:
             self.outgrown = True
             return None
         if not self.opened:  # a loop that is not ours: the state before its first step counts too
-            self.seal(self.step, rng=self.opening_rng)
+            self.open()
             self.land()
         hooks = self.live.optimizers[index]._optimizer_step_pre_hooks
         if next(reversed(hooks)) != self._pre_handles[index].id:
@@ -212,7 +215,6 @@ class Tap:
         if self._is_nested(index):  # the outermost may still raise
             self.states.unlogged.update(spec.atoms if index in self._entangled else ())
             return
-        self.calls += 1
         self.pending.stepped(index)
         self.copier.open_window()
         if self._letting_go or self.outgrown:
@@ -238,17 +240,27 @@ class Tap:
     def base_is_sent(self) -> bool:
         return not self.states.atoms_left
 
+    @property
+    def has_sent_all(self) -> bool:
+        """Whether the last seal and all that it stands on are in the ring."""
+        return self.flowing and self.base_is_sent and not self.outgrown
+
     def send_base(self) -> None:
         """The next slice of what is queued to be based."""
         with self._or_let_go():
             self.states.base(self.log.gradient_bytes)
 
-    def seal(self, step: int, *, rng: bytes | None = None) -> None:
+    def open(self) -> None:
+        """Seal the state before the first step."""
+        if not self.opened and self._opening is not None:
+            self.seal(self.step, self._opening)
+
+    def seal(self, step: int, moment: Moment) -> None:
         """End step `step`: edits, bases asked for, user state and random states, then the seal."""
         with _no_collection():
-            self._seal(step, rng)
+            self._seal(step, moment)
 
-    def _seal(self, step: int, rng: bytes | None) -> None:
+    def _seal(self, step: int, moment: Moment) -> None:
         self.log.discard()
         self.land()
         self.log.turn(step)
@@ -256,7 +268,6 @@ class Tap:
             point = self._guard(self._release_point)
             self._handles += points_outside(self.live.models, point)
         self.opened = True
-        self.calls = 0
         grown = self.live.groups_have_grown if self._letting_go else self.live.has_grown
         self.outgrown |= self.live.follow() or grown()
         if self.outgrown:
@@ -272,7 +283,7 @@ class Tap:
             self.states.unlogged_now()
             self.send_base()
             if self.flowing:
-                self._send_seal(step, capture_rng() if rng is None else rng)
+                self._send_seal(step, moment)
         if not self.flowing:
             self.dropped += 1
             self._ring.say_dropped(step)
@@ -290,8 +301,8 @@ class Tap:
             for atom in range(len(self.versions)) if requested is None else requested:
                 self.versions[atom] = step  # the store may hold what the shadow had wrong
 
-    def _send_seal(self, step: int, rng: bytes) -> None:
-        state = self._user_state.collect()
+    def _send_seal(self, step: int, moment: Moment) -> None:
+        rng, state = moment
         groups = [self.log.groups(i) for i in range(len(self.live.optimizers))]
         changed = (g if g != old else b"" for g, old in zip(groups, self._last_groups, strict=True))
         self.prints.turn()
@@ -308,7 +319,12 @@ class Tap:
             metric=self._user_state.metric,
             pending=pending,
         )
-        size = len(rng) + len(seal.state) + sum(map(len, groups)) + 2 * len(pending.held)
+        size = (
+            len(rng)
+            + len(seal.state)
+            + sum(map(len, groups))
+            + 3 * max(map(len, msgspec.structs.astuple(pending)))
+        )
         self.outbox.room(0, size)
         self.outbox.add(seal)
         self.outbox.seal()
@@ -317,12 +333,15 @@ class Tap:
     def nothing_happened(self) -> bool:
         """True if a seal now would say exactly what the last one said."""
         return (
-            not self.calls
-            and not self.pending.changed()
+            not self._turn.calls
             and capture_rng() == self._last_rng
             and self._user_state.collect() == self._last_state
-            and not self._watch.differs()
+            and not self.has_moved_on()
         )
+
+    def has_moved_on(self) -> bool:
+        """Whether tensors or gradients differ from what the last seal saw."""
+        return self.pending.changed() or self._watch.differs()
 
     # ------------------------------------------------------------------ letting go
 

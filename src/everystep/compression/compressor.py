@@ -21,6 +21,7 @@ from everystep.unwrap import unwrap
 _SPARSE: dict[str, Callable[[float], Method]] = {"topk": TopK, "randomk": RandomK}
 _DENSE: dict[str, Method] = {"int8": INT8, "fp8": FP8, "bf16": Bfloat16()}
 _BUCKET_BYTES = 64 << 20
+_UNLOGGED = "the log does not hold its residuals, bases do"
 _known: weakref.WeakKeyDictionary[Any, Compressor] = weakref.WeakKeyDictionary()
 
 
@@ -192,10 +193,11 @@ def residuals_of(parameters: Iterable[torch.Tensor]) -> dict[torch.nn.Parameter,
     return {parameter: residual for parameter, residual in pairs if id(parameter) in wanted}
 
 
-def names_of(parameters: Iterable[torch.Tensor]) -> list[str]:
-    """How the gradients of these parameters are compressed, in words."""
+def described(parameters: Iterable[torch.Tensor]) -> list[str]:
+    """How the gradients of these parameters are compressed, and what the log lacks of it, in words."""
     wanted = {id(parameter) for parameter in parameters}
-    return [c.name for c in _known.values() if wanted.intersection(map(id, c.parameters))]
+    names = [c.name for c in _known.values() if wanted.intersection(map(id, c.parameters))]
+    return [f"{name}; {_UNLOGGED}" if "feedback" in name else name for name in names]
 
 
 def _method(name: str, ratio: float) -> Method:

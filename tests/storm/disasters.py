@@ -4,6 +4,7 @@ their sources go into printed scripts."""
 from __future__ import annotations
 
 import random
+import shutil
 from pathlib import Path
 
 
@@ -24,6 +25,12 @@ def move(run_dir, which):
     if Path(run_dir).exists():
         Path(run_dir).rename(target)
     return target
+
+
+def delete(run_dir, which):
+    """The directory is gone; a shadow may live on."""
+    shutil.rmtree(run_dir, ignore_errors=True)
+    return run_dir
 
 
 def reach_through_link(run_dir, which):

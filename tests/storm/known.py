@@ -17,39 +17,7 @@ class Known(NamedTuple):
     why: str
 
 
-KNOWN: tuple[Known, ...] = (
-    Known(
-        "wrong bits: weights",
-        "optimizer nested",
-        "a parameter that an optimizer of mode log and one of mode replay both move",
-    ),
-    Known(
-        "wrong bits: weights at resume",
-        "optimizer muon",
-        "an optimizer of mode log, resumed from a shadow and then from the store",
-    ),
-    Known(
-        "wrong bits",
-        "faults kill_shadow, faults close|faults raise",
-        "a turn done while no shadow was there is not sealed at the end, yet in the base taken then",
-    ),
-    Known(
-        "wrong bits|wrong turns",
-        "loop again, faults kill_shadow",
-        "break and steps again repeat a turn while nothing is recorded",
-    ),
-    Known("trainer lost and moved", "faults moved", "the shadow of a moved run is not found"),
-    Known(
-        "refused to resume: CorruptData in format/document.py",
-        "faults flip",
-        "a flipped bit of everystep.json refuses the run without a hint",
-    ),
-    Known(
-        "raised: ModelMismatch in recover/load.py:_check_groups",
-        "loop interrupted, edits later_group",
-        "a turn that added a param group cannot be taken back",
-    ),
-)
+KNOWN: tuple[Known, ...] = ()
 
 
 def known(program: Program, kind: str) -> str:

@@ -1,7 +1,7 @@
 """Faults planted into a copy of the sources, one at a time: how many programs does the storm need for each?
 
 A mutant is found when a program fails that does not fail in the same way on the sources as they are. To add
-one, add an entry; its old text has to occur exactly once.
+one, add an entry; its old text has to occur as often as it says.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ class Mutant(NamedTuple):
     file: str  # below src/everystep
     old: str
     new: str
+    times: int = 1  # that the old text occurs, each of which is replaced
 
 
 MUTANTS = [
@@ -55,7 +56,7 @@ MUTANTS = [
     Mutant(
         "break and steps again repeat the turn",
         "session.py",
-        "            if calls:\n                self._seal()",
+        "            if calls or self._recorder is None:\n                self._seal()",
         "            pass",
     ),
     Mutant(
@@ -115,8 +116,8 @@ MUTANTS = [
     Mutant(
         "the seal has the random states of the step before",
         "capture/tap.py",
-        "                self._send_seal(step, capture_rng() if rng is None else rng)",
-        "                self._send_seal(step, self._last_rng or capture_rng())",
+        "                self._send_seal(step, moment)",
+        "                self._send_seal(step, Moment(self._last_rng or moment.rng, moment.state))",
     ),
     Mutant(
         "random states are not restored",
@@ -127,7 +128,7 @@ MUTANTS = [
     Mutant(
         "break does not seal a finished step",
         "session.py",
-        "                if recorder.tap is not None and recorder.tap.calls:",
+        "                if recorder.turn.calls and self.turn is not Turn.BROKEN:",
         "                if False:",
     ),
     Mutant(
@@ -142,6 +143,121 @@ MUTANTS = [
         "        self.discard()\n        gradients = list(map(_grad, self._parameters[index]))",
         "        self.done(index)\n        gradients = list(map(_grad, self._parameters[index]))",
     ),
+    Mutant(
+        "a gradient of zeros comes back as none",
+        "recover/pending.py",
+        "torch.zeros_like(parameter).detach() if zeros[atom] else None",
+        "None",
+    ),
+    Mutant(
+        "a sparse gradient comes back dense",
+        "recover/pending.py",
+        "            elif sparse[atom]:",
+        "            elif False:",
+    ),
+    Mutant(
+        "optimizers that share a parameter are kept in different modes",
+        "capture/census.py",
+        "    specs = agree_on_modes(own)",
+        "    specs = own",
+    ),
+    Mutant(
+        "calls are not counted once a shadow was lost",
+        "recorder.py",
+        "            self.tap.remove()\n            self.tap = None\n",
+        "            self.tap.remove()\n            self.tap = None\n            self.turn.end()\n",
+    ),
+    Mutant(
+        "a step recorded after its seal has the random states of that time",
+        "recorder.py",
+        "        self.tap.seal(self.step, self._still_sealed(operation))\n",
+        "        self.tap.seal(self.step, Moment.now(self._user_state))\n",
+    ),
+    Mutant(
+        "state under keys that are no parameters does not come back",
+        "replay/extras.py",
+        "    if not logged and len(entries) == len(live):",
+        "    if True:",
+    ),
+    Mutant(
+        "a shadow is found by the path as it was given",
+        "lane/runtime.py",
+        "os.path.realpath(run)",
+        "os.path.abspath(run)",
+    ),
+    Mutant(
+        "the shadow of a moved run is not found",
+        "recover/meet.py",
+        "    return card if card is not None else _moved_with(run)",
+        "    return card",
+    ),
+    Mutant(
+        "a new Parameter in the place of an old one is not noticed",
+        "capture/census.py",
+        "from operator import attrgetter, is_, itemgetter\n",
+        "from operator import attrgetter, itemgetter\nis_ = lambda now, before: True\n",
+    ),
+    Mutant(
+        "structured arrays lose their fields",
+        "format/arrays.py",
+        "    fields = [dtype.fields[name] for name in dtype.names]\n",
+        "    return dtype.str\n    fields = []\n",
+    ),
+    Mutant(
+        "a turn that an exception left is not taken back",
+        "session.py",
+        "        elif self.turn is not Turn.SEALED or calls:\n            self._take_back()\n",
+        "",
+    ),
+    Mutant(
+        "ages go by the wall clock",
+        "shadow/persist.py",
+        "time.monotonic()",
+        "time.time()",
+        10,
+    ),
+    Mutant(
+        "a deleted run comes back",
+        "recover/meet.py",
+        "        if lost:\n            here",
+        "        if False:\n            here",
+    ),
+    Mutant(
+        "another optimizer class is accepted",
+        "recover/load.py",
+        "    if others:\n        raise ModelMismatch(",
+        "    if False:\n        raise ModelMismatch(",
+    ),
+    Mutant(
+        "slots that lie the other way round are not watched",
+        "capture/slot_digests.py",
+        "        and not value.is_conj()\n",
+        "        and value.is_contiguous()\n        and not value.is_conj()\n",
+    ),
+    Mutant(
+        "weights that lie the other way round are replayed by torch's fused kernel",
+        "capture/census.py",
+        "            if not choice.twins and any(",
+        "            if False and any(",
+    ),
+    Mutant(
+        "a step that draws random numbers is replayed",
+        "capture/tap.py",
+        "        return spec.foreign and capture_rng() != self._rng_before",
+        "        return False",
+    ),
+    Mutant(
+        "a user's step that takes a closure is replayed",
+        "capture/tap.py",
+        "                len(args) > 1 or kwargs\n",
+        "                False\n",
+    ),
+    Mutant(
+        "param groups that a broken turn added stay",
+        "session.py",
+        "            recorder.tap.live.remove_later_groups()\n",
+        "            pass\n",
+    ),
 ]
 
 
@@ -151,9 +267,9 @@ def plant(mutant: Mutant, folder: Path) -> Path:
     shutil.copytree(ROOT / "src", target, ignore=shutil.ignore_patterns("__pycache__"))
     path = target / "everystep" / mutant.file
     text = path.read_text()
-    if text.count(mutant.old) != 1:
+    if (found := text.count(mutant.old)) != mutant.times:
         raise LookupError(
-            f"mutant {mutant.name!r}: {text.count(mutant.old)} times in {mutant.file}, expected once"
+            f"mutant {mutant.name!r}: {found} times in {mutant.file}, expected {mutant.times}"
         )
     path.write_text(text.replace(mutant.old, mutant.new))
     return target

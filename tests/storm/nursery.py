@@ -128,6 +128,9 @@ class _Server:
 
     def _answer(self, channel: socket.socket) -> None:
         data, fds, _, _ = socket.recv_fds(channel, _BYTES_MAX, 64)
+        if not data:  # who asked was killed before it could say what for
+            channel.close()
+            return
         order = json.loads(data)
         pid = os.fork()
         if pid == 0:

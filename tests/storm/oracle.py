@@ -6,7 +6,9 @@ promised to, whatever went wrong was said in the trainer; or attach refused, say
 
 from __future__ import annotations
 
+import math
 import re
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from exact.compare import differences
@@ -18,7 +20,16 @@ from storm.runner import Life, Outcome
 
 _SLOTS_FEW = 48  # a ring of a small model has more slots: fewer steps than this never fill it
 _LATER_TURNS = 3  # after which a warning must have come
-_HITS = {"shadow_hit", "disk_hit", "clock_hit", "store_hit", "host", "moved", "in_attach"}
+_HITS = {
+    "shadow_hit",
+    "disk_hit",
+    "clock_hit",
+    "store_hit",
+    "host",
+    "in_attach",
+    "moved",
+    "deleted",
+}
 
 
 class Failure(NamedTuple):
@@ -52,6 +63,7 @@ def judge(program: Program, outcome: Outcome) -> Verdict:
             )
             return Verdict(bare, said)
     failures = [
+        *_accepted(program, outcome),
         *_wrong_bits(program, outcome),
         *_wrong_turns(outcome),
         *_lost_steps(program, outcome),
@@ -75,6 +87,19 @@ def _error_of(life: Life) -> dict[str, Any] | None:
     return raised[-1]["error"] if raised else None
 
 
+def _accepted(program: Program, outcome: Outcome) -> list[Failure]:
+    """A life that went on although attach had to refuse."""
+    tags = tags_of(program)
+    for before, life in pairwise(outcome.lives):
+        resumed = [e["step"] for e in life.all("attached")] if not life.all("fresh") else []
+        told = f"life {life.number} went on from step {resumed}"
+        if resumed and "other_class" in tags:
+            return [Failure("another optimizer class was accepted", told)]
+        if resumed and "deleted" in before.after:
+            return [Failure("a deleted run came back", told)]
+    return []
+
+
 # ---------------------------------------------------------------------- bits
 
 
@@ -83,11 +108,12 @@ def _wrong_bits(program: Program, outcome: Outcome) -> list[Failure]:
     expected = {e["step"]: e["seen"] for e in outcome.reference.all("done")}
     begin = outcome.reference.all("attached")[0]["seen"]
     end = outcome.reference.all("end")[0]["seen"]
-    if _is_excused(program, outcome):
-        return []
+    excused = _first_excused(program, outcome)
     for life in outcome.lives:
         for event in life.events:
             step = event["step"]
+            if life.number > excused or (life.number == excused and event["kind"] != "attached"):
+                continue
             if event["kind"] == "attached" and (life.number or step):
                 where, known = "at resume", {**begin, **expected.get(step - 1, {})}
             elif event["kind"] == "done":
@@ -113,11 +139,17 @@ def _differing(
     return None
 
 
-def _is_excused(program: Program, outcome: Outcome) -> bool:
-    """Some things cannot be made right, and are warned about."""
+def _first_excused(program: Program, outcome: Outcome) -> float:
+    """Some things cannot be made right, and are warned about: the life in which bits may differ once it has
+    resumed; those after it may resume what differs."""
     words = [w for r, p in program.picks() if (w := PARTS[r][p.name].excused_by)]
-    said = " ".join(e["text"] for life in outcome.lives for e in life.all("warned"))
-    return any(re.search(word, said) for word in words)
+    warned = (
+        life.number
+        for life in outcome.lives
+        for event in life.all("warned")
+        if any(re.search(word, event["text"]) for word in words)
+    )
+    return max(1, min(warned, default=math.inf))
 
 
 # ---------------------------------------------------------------------- turns
@@ -210,6 +242,8 @@ def _lost_steps(program: Program, outcome: Outcome) -> list[Failure]:
             lost |= step < promise.trainer
         promise.after(life, lost)
         damaged |= "flip" in life.after
+        if "deleted" in life.after:
+            promise.trainer = promise.all = 0
         furthest = max([furthest, *(e["step"] + 1 for e in life.all("done"))])
     return []
 
@@ -232,7 +266,7 @@ def _raised(program: Program, outcome: Outcome) -> list[Failure]:
                 )
             ]
         if not life.all("attached"):
-            if tags & {"store_hit", "retyped"} and error["hint"]:
+            if tags & {"store_hit", "retyped", "deleted", "other_class"} and error["hint"]:
                 continue
             return [Failure(f"refused to resume: {error['type']} in {error['place']}", detail)]
         names = {pick.name for _, pick in program.picks()}
@@ -296,7 +330,7 @@ def _shadow_failures(outcome: Outcome, hit: set[str]) -> list[Failure]:
     found = re.search(
         r"shadow_(?:failed|died).*?\n(Traceback.*?\n)(\w[^\n]*)", outcome.shadow_log, re.S
     )
-    if found is None or hit & {"disk_hit", "store_hit", "moved"}:
+    if found is None or hit & {"disk_hit", "store_hit", "moved", "deleted"}:
         return []
     if found[2].startswith("BrokenPipeError"):  # its trainer was killed while it started
         return []

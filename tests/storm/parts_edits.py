@@ -98,14 +98,20 @@ EDITS = [
         needs="module one",
         bars="parametrized own flat closure_only",
     ),
-    _once(
+    part(
         "retype",
-        "for p in params:\n    p.data = p.data.to(torch.float64)\n    p.grad = None",
-        weight=0.4,
-        places=["start"],
+        {
+            "loss": "model(x.to(params[0].dtype)).square().mean()",
+            "placed": "if step == $at:\n"
+            "    for p in params:\n"
+            "        p.data, p.grad = p.data.double(), None",
+        },
+        weight=0.5,
         needs="module plain",
-        bars="parametrized lazy half complex sparse flat",
         gives="retyped",
+        bars="parametrized lazy complex strange flat own_loss",
+        at=_AT,
+        place=["start"],
     ),
     _once(
         "new_buffer",

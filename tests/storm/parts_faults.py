@@ -81,6 +81,15 @@ FAULTS = [
         weight=1.2,
     ),
     _in_turn(
+        "zombie",  # it comes to itself when a new life has begun
+        f"{_SHADOW}\nif shadow:\n    os.kill(shadow, signal.SIGSTOP)\n"
+        '    subprocess.Popen(["sh", "-c", f"sleep $seconds; kill -CONT {shadow}"])\n'
+        f"{_KILL}",
+        gives="ends shadow_hit",
+        seconds=[0.3, 1.0],
+        weight=0.8,
+    ),
+    _in_turn(
         "disk_full",
         f"{_SHADOW}\nif shadow:\n    import resource\n"
         "    resource.prlimit(shadow, resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))",
@@ -109,5 +118,6 @@ FAULTS = [
         weight=1,
     ),
     part("moved", {"between": "move"}, needs="ends", gives="moved", weight=0.8),
+    part("deleted", {"between": "delete"}, needs="ends", bars="moved", gives="deleted", weight=0.6),
     part("symlink", {"between": "reach_through_link"}, needs="ends", gives="moved", weight=0.8),
 ]

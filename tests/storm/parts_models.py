@@ -76,7 +76,7 @@ MODELS = [
     part(
         "batchnorm",
         {"model": "model = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))"},
-        gives="module",
+        gives="module own_loss",
         weight=2,
     ),
     part(
@@ -102,13 +102,13 @@ MODELS = [
             "model": "model = nn.Linear(6, 3).bfloat16()",
             "loss": "model(x.bfloat16()).float().square().mean()",
         },
-        gives="module half",
+        gives="module own_loss half",
         weight=0.5,
     ),
     part(
         "double",
         {"model": "model = nn.Linear(6, 3).double()", "loss": "model(x.double()).square().mean()"},
-        gives="module",
+        gives="module own_loss",
         weight=0.5,
     ),
     part(
@@ -127,7 +127,7 @@ MODELS = [
             "model": "model = Branches()",
             "loss": "model(x, step % 3 == 0).square().mean()",
         },
-        gives="module absent",
+        gives="module own_loss absent",
         weight=1.5,
     ),
     part("odd", {"defs": _ODD, "model": "model = Odd()"}, gives="module strange"),
@@ -137,7 +137,7 @@ MODELS = [
             "model": "model = nn.Conv2d(2, 3, 1).to(memory_format=torch.channels_last)",
             "loss": "model(x.reshape(4, 2, 3, 1)).square().mean()",
         },
-        gives="module",
+        gives="module own_loss",
         weight=0.7,
     ),
     part(
@@ -153,7 +153,7 @@ MODELS = [
             "model": "model = nn.GRU(6, 3, batch_first=True)",
             "loss": "model(x[:, None])[0].square().mean()",
         },
-        gives="module",
+        gives="module own_loss",
         weight=0.5,
     ),
     part(
@@ -172,7 +172,7 @@ MODELS = [
             "model": "model = nn.Embedding(8, 3, sparse=True)",
             "loss": "model((x[:, 0] * 100).long() % 8).square().mean()",
         },
-        gives="module sparse single",
+        gives="module own_loss sparse single",
         excused_by="cannot be recorded",
         tells="cannot be recorded",
         weight=0.7,

@@ -257,7 +257,7 @@ OPTIMIZERS = [
         {
             "optimizer": "opts = [optim.SGD(params, lr=0.05, momentum=0.9)]\n"
             "opts[0].register_step_pre_hook(\n"
-            "    lambda *_: nn.utils.clip_grad_norm_(params, 0.5) and None)"
+            "    lambda *_: [nn.utils.clip_grad_norm_(params, 0.5)] and None)"
         },
         weight=0.8,
         gives="one",

@@ -38,6 +38,17 @@ OPTIONS = [
         gives="feedback",
         weight=0.5,
     ),
+    part(
+        "other_class",  # a run is never gone on with by another optimizer
+        {
+            "before": 'if life > 0 and Path(run_dir, "everystep.json").exists():\n'
+            "    opts[0] = optim.Adagrad(params, lr=0.05)"
+        },
+        needs="one",
+        bars="sparse complex closure_only lazy flat scheduled",
+        gives="other_class",
+        weight=0.3,
+    ),
     part("keep_last", {"option": "keep_last=$v"}, v=["1", "2"], weight=0.8),
     part("keep_every", {"option": "keep_every=$v"}, v=["2", "5"], weight=0.4),
     part("keep_best", {"option": 'keep_best="1 lowest"'}, weight=0.4),

@@ -6,6 +6,7 @@ import logging
 import os
 import secrets
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +27,9 @@ from everystep.shadow.spawn import ShadowHandle, start_shadow
 
 log = logging.getLogger("everystep")
 
+WAIT_SECONDS = 600.0
+START_SECONDS = 60.0  # a shadow says within half of it that it has started, unless it is stuck
+
 
 @dataclass
 class Connection:
@@ -37,6 +41,19 @@ class Connection:
         """Let go of the memory; the shadow keeps its own hold on it."""
         self.shadow.close()
         self.ring.memory.close()
+
+
+def waiting_rule(connection: Connection, on_lag: str) -> Callable[[float, bool], bool]:
+    """May the tap wait for a slot? While the shadow starts, if the user prefers to lose nothing, or where
+    nothing else helps (`must`)."""
+
+    def may_wait(waited_seconds: float, must: bool) -> bool:
+        if waited_seconds > WAIT_SECONDS or not connection.shadow.alive:
+            return False
+        starting = not connection.ring.shadow_is_warm and waited_seconds < START_SECONDS
+        return must or on_lag == "wait" or starting
+
+    return may_wait
 
 
 def plan_memory(census: Census, document_bytes: int, options: Options, adopts: bool) -> Geometry:

@@ -11,7 +11,6 @@ import functools
 import logging
 import math
 import os
-import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -25,7 +24,7 @@ from everystep.capture.groups import encode_groups
 from everystep.capture.state import UserState
 from everystep.capture.tap import Tap
 from everystep.capture.turn import Moment, OpenTurn
-from everystep.connection import Connection, connect
+from everystep.connection import START_SECONDS, WAIT_SECONDS, Connection, connect, waiting_rule
 from everystep.core.cadence import Rest, retry_seconds
 from everystep.core.census import Script
 from everystep.core.pace import replay_threads
@@ -44,15 +43,15 @@ from everystep.lane.control import (
 from everystep.lane.runtime import ShadowCard, read_card
 from everystep.options import Options
 from everystep.recover.find import Found, claimed_point
+from everystep.starter import Started, Starter
 from everystep.store.home import known_run
 
 log = logging.getLogger("everystep")
 
 _DURABLE_SECONDS = 3600.0
-_WAIT_SECONDS = 600.0
-_START_SECONDS = 60.0  # a shadow says within half of it that it has started, unless it is stuck
 _DOCUMENT_SLACK_BYTES = 16 << 10
 _LANES_MAX = 8
+_STARTS_MAX = 3
 
 
 class Recorder:
@@ -86,8 +85,7 @@ class Recorder:
         self._rest = Rest(options.every)
         self._failures = 0
         self._retry_at = 0.0
-        self._starter: threading.Thread | None = None
-        self._started: list[Connection | EverystepError] = []
+        self._starter = Starter(self._connection_beside)
         self._past: dict[str, Any] = {
             "records_let_go": 0,
             "rebases": 0,
@@ -158,7 +156,7 @@ class Recorder:
             turn=self.turn,
             versions=self.versions,
             guard=self.guarded,
-            may_wait=self._waiting_rule(connection),
+            may_wait=waiting_rule(connection, self._options.on_lag),
             rest=self._rest,
             budget_percent=self._options.overhead_budget_percent,
             fingerprint_every=self._options.fingerprint_every,
@@ -170,18 +168,6 @@ class Recorder:
         card = read_card(self.folder)
         ours = self.connection.shadow.pid if self.connection else 0
         return card if card is not None and card.pid == ours else None
-
-    def _waiting_rule(self, connection: Connection) -> Callable[[float, bool], bool]:
-        """May the tap wait for a slot? While the shadow starts, if the user prefers to lose nothing, or
-        where nothing else helps (`must`)."""
-
-        def may_wait(waited_seconds: float, must: bool) -> bool:
-            if waited_seconds > _WAIT_SECONDS or not connection.shadow.alive:
-                return False
-            starting = not connection.ring.shadow_is_warm and waited_seconds < _START_SECONDS
-            return must or self._options.on_lag == "wait" or starting
-
-        return may_wait
 
     # ------------------------------------------------------------------ every step
 
@@ -300,37 +286,35 @@ class Recorder:
                 why = f": {last_words}" if last_words else ""
                 self._lose(f"shadow {self.connection.shadow.pid} is gone{why}")
                 self._retry_at = 0.0
-        elif self._started and self.turn.sealed is not None:
-            self._welcome(self._started.pop())
-        elif self._starter is None and time.monotonic() >= self._retry_at:
-            self._starter = threading.Thread(target=self._start, args=(self.census(),), daemon=True)
-            self._starter.start()
+        elif self._starter.done and self.turn.sealed is not None:
+            self._welcome(self._starter.take())
+        elif not self._starter.busy and time.monotonic() >= self._retry_at:
+            self._starter.begin(self.census())
 
-    def _start(self, live: LiveCensus) -> None:
-        """In a thread of its own: training does not wait for a process to start."""
-        try:
-            self.point = claimed_point(self.path, self.point, self.step)
-            # a shadow that still speaks for the run goes when the new one holds the state
-            self._started.append(self._new_connection(live, None, read_card(self.folder)))
-        except (OSError, EverystepError) as error:
-            self._started.append(
-                error if isinstance(error, EverystepError) else EverystepError(str(error))
-            )
+    def _connection_beside(self, live: LiveCensus) -> Connection:
+        """In the starter's thread."""
+        self.point = claimed_point(self.path, self.point, self.step)
+        # a shadow that still speaks for the run goes when the new one holds the state
+        return self._new_connection(live, None, read_card(self.folder))
 
-    def _welcome(self, started: Connection | EverystepError) -> None:
-        """A new shadow is there: record into it from this step on."""
-        self._starter = None
-        if isinstance(started, EverystepError):
-            raise started
+    def _welcome(self, started: Started) -> None:
+        """A new shadow is there: record into it from this step on, unless training has outgrown it."""
         live = self.census()
+        if live.census != started.census:
+            started.send_away()
+            self._starter.begin(live)
+            return
         self.versions = [self.step] * len(live.tensors)
-        self._use(started, live)
+        self._use(started.connection, live)
         assert self.tap is not None
         self.tap.states.queue_base(fresh=True)
         self.open_as_loaded()
         if self.tap is not None:  # unless the first seal failed again
             log.warning(
-                "reconnected run=%s step=%d shadow=%d", self.path, self.step, started.shadow.pid
+                "reconnected run=%s step=%d shadow=%d",
+                self.path,
+                self.step,
+                started.connection.shadow.pid,
             )
             self.problem, self._failures = "", 0
 
@@ -342,6 +326,12 @@ class Recorder:
         if self.connection is not None and self.connection.predecessor is not None:
             with contextlib.suppress(EverystepError):  # before it took over nobody needs it
                 self.connection.shadow.ask(AskRetire(unless_speaking=True), timeout_seconds=2)
+        if (
+            self.tap is not None
+            and self.turn.has_moved_on() is None
+            and not self.tap.has_moved_on()
+        ):
+            self.turn.look(self.live)  # the next shadow may be given the step that this one held
         self.drop()
 
     def drop(self) -> None:
@@ -402,15 +392,26 @@ class Recorder:
 
     def finish(self) -> None:
         """Make everything durable and let the shadow go."""
-        if self.connection is None and self._starter is not None:
-            self._starter.join()
-            self._still_sealed("close")
-            self._look_after_shadow()
-        answer = self.ask_durable(AskClose(self.step), "close", _DURABLE_SECONDS)
+        try:
+            answer = self._close_shadow()
+        except ShadowLost:  # it has died meanwhile: a new one is given the same step
+            answer = self._close_shadow()
         if answer.error:
             raise EverystepError(f"close {self.path} at step {self.step}: {answer.error}")
         if self.connection is not None:
             self.connection.shadow.wait_gone(10)
+
+    def _close_shadow(self) -> Answer:
+        self._look_after_shadow()
+        for _ in range(_STARTS_MAX):
+            if self.connection is not None or self._retry_at == math.inf:
+                break
+            self._still_sealed("close")
+            if not self._starter.busy:
+                self._starter.begin(self.census())
+            self._starter.wait()
+            self._look_after_shadow()
+        return self.ask_durable(AskClose(self.step), "close", _DURABLE_SECONDS)
 
     def ask_durable(
         self, request: AskFlush | AskClose, operation: str, timeout_seconds: float
@@ -445,8 +446,8 @@ class Recorder:
             return False
         self.tap.land()
         self.wait_for_successor()
-        deadline = time.monotonic() + _START_SECONDS
-        while self.ask(AskStatus(exact=True), _START_SECONDS).status["shadow_step"] != self.step:
+        deadline = time.monotonic() + START_SECONDS
+        while self.ask(AskStatus(exact=True), START_SECONDS).status["shadow_step"] != self.step:
             if time.monotonic() > deadline:
                 return False
             time.sleep(0.01)
@@ -454,13 +455,13 @@ class Recorder:
 
     def _send_base(self, operation: str) -> None:
         """Seal the same step again until a base of it has been sent."""
-        deadline = time.monotonic() + _WAIT_SECONDS
+        deadline = time.monotonic() + WAIT_SECONDS
         while self.tap is not None and not self.tap.has_sent_all:
             if self.connection is None or not self.connection.shadow.alive:
                 raise ShadowLost(f"{operation} {self.path}: the shadow died")
             if time.monotonic() > deadline:
                 raise LaneTimeout(
-                    f"{operation} {self.path}: the shadow took no base in {_WAIT_SECONDS:g} s",
+                    f"{operation} {self.path}: the shadow took no base in {WAIT_SECONDS:g} s",
                     hint="everystep status tells what it holds",
                 )
             time.sleep(0.01)
@@ -475,13 +476,13 @@ class Recorder:
 
     def wait_for_successor(self) -> None:
         """The shadow before speaks for the run until the new one holds its state."""
-        deadline = time.monotonic() + _WAIT_SECONDS
+        deadline = time.monotonic() + WAIT_SECONDS
         while self.connection is not None and self.card() is None:
             if not self.connection.shadow.alive:
                 raise ShadowLost(f"run {self.path}: the new shadow died before it held the state")
             if time.monotonic() > deadline:
                 raise LaneTimeout(
-                    f"run {self.path}: the new shadow did not hold the state in {_WAIT_SECONDS:g} s"
+                    f"run {self.path}: the new shadow did not hold the state in {WAIT_SECONDS:g} s"
                 )
             time.sleep(0.01)
 
@@ -489,10 +490,4 @@ class Recorder:
         """Let go of everything, a shadow that is just starting included."""
         self.drop()
         self.turn.end()
-        if self._starter is not None:
-            self._starter.join()
-        for started in self._started:
-            if isinstance(started, Connection):
-                with contextlib.suppress(EverystepError):
-                    started.shadow.ask(AskRetire(), timeout_seconds=5)
-                started.close()
+        self._starter.abandon()

@@ -89,6 +89,19 @@ def test_a_turn_counts_while_a_dead_shadow_is_replaced(tmp_path: Path, again: bo
     same(end, outcome.end, "end")
 
 
+def test_close_replaces_a_shadow_that_died_after_the_last_step(tmp_path: Path) -> None:
+    end, _, _ = unbroken(simple, 3)
+    seed_all(SEED)
+    job = simple()
+    with everystep.attach(job.model, job.optimizer, run=tmp_path / "run", state=job.state) as run:
+        for step in run.steps(3):
+            job.turn(step)
+        kill_shadow(run)
+    outcome = resume(simple, tmp_path / "run", 3, seed=SEED + 1)
+    assert outcome.start == 3
+    same(end, outcome.end, "end")
+
+
 def kill_shadow(run: everystep.Run) -> None:
     pid = run.status()["pid"]
     os.kill(pid, signal.SIGKILL)

@@ -150,6 +150,22 @@ def shared() -> Job:
     return trained(model, {"shifted": shifted, "plain": plain}, step)
 
 
+def subclass_with_a_hook() -> Job:
+    """The hook also runs inside, where the base class steps, and remembers what it did."""
+    job = subclass()
+    parameters = [*job.model[0].parameters()]
+    last = {str(i): torch.zeros_like(p).detach() for i, p in enumerate(parameters)}
+
+    def smooth(*_: Any) -> None:
+        for i, parameter in enumerate(parameters):
+            parameter.grad.add_(last[str(i)], alpha=0.5)
+            last[str(i)] = parameter.grad.clone()
+
+    job.optimizer["shifted"].register_step_pre_hook(smooth)
+    job.state = {"last": last}
+    return job
+
+
 def with_closure() -> Job:
     model = nn.Linear(5, 3)
     optimizer = Sharpness(model.parameters())
@@ -165,6 +181,7 @@ def noisy() -> Job:
 JOBS = {
     "subclass": subclass,
     "subclass_that_raises": subclass_that_raises,
+    "subclass_with_a_hook": subclass_with_a_hook,
     "wrapper": wrapper,
     "shared": shared,
     "with_closure": with_closure,

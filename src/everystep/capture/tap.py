@@ -91,6 +91,7 @@ class Tap:
         self._last_groups = [b""] * len(live.optimizers)
         self._handles: list[Any] = []
         self._pre_handles: list[Any] = []
+        self._own_ids: set[int] = set()  # of hooks behind a step
         self._guard = guard
         self._index_of = {id(optimizer): i for i, optimizer in enumerate(live.optimizers)}
         self._entangled: set[int] = set()  # optimizers that step inside each other: sent as state
@@ -116,6 +117,7 @@ class Tap:
             hooks: Any = optimizer._optimizer_step_post_hooks
             hooks.move_to_end(handle.id, last=False)
             self._handles.append(handle)
+        self._own_ids = {handle.id for handle in self._handles}
         if self.copier.sides:
             self._handles += release_points(self.live.models, self._guard(self._release_point))
 
@@ -183,12 +185,18 @@ class Tap:
 
     def _is_nested(self, index: int) -> bool:
         """Whether this call is part of another one: the outermost is what training asked for. A step that
-        runs through another optimizer moves that one's state too, so both are sent as state."""
+        runs through another optimizer moves that one's state too, so both are sent as state; so is one in
+        whose midst hooks of others run, which would run once more when it is replayed."""
         outer = outer_call(self._index_of)
-        if outer is not None and outer != index:
+        if outer is not None and (outer != index or self._has_other_hooks(index)):
             self.log.discard()
             self._entangled |= {outer, index}
         return outer is not None
+
+    def _has_other_hooks(self, index: int) -> bool:
+        optimizer: Any = self.live.optimizers[index]
+        found = {*optimizer._optimizer_step_pre_hooks, *optimizer._optimizer_step_post_hooks}
+        return not found <= {self._pre_handles[index].id, *self._own_ids, *self._turn.hook_ids}
 
     def _with_closure(
         self, index: int, closure: Callable[[], Any], args: tuple[Any, ...], kwargs: dict[str, Any]

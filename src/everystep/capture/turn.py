@@ -56,6 +56,10 @@ class OpenTurn:
         """Count their calls from here on."""
         self._handles = [o.register_step_post_hook(self._count) for o in optimizers]
 
+    @property
+    def hook_ids(self) -> set[int]:
+        return {handle.id for handle in self._handles}
+
     def _count(self, *_: Any) -> None:
         self.calls += 1
 

@@ -172,7 +172,8 @@ class Recorder:
     # ------------------------------------------------------------------ every step
 
     def open(self) -> None:
-        """The state before the first step counts too."""
+        """The state before the first step counts too, as it is when the loop begins: what was drawn before
+        it is drawn again by who resumes."""
         if self.tap is not None and not self.tap.opened:
             self._seal_now()
 

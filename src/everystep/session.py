@@ -110,6 +110,7 @@ class Run:
         self._resumed_from = ""
         self._attach_seconds: dict[str, float] = {}
         self._rng_to_restore: bytes | None = None
+        self._must_resume = False  # a loop has to tell that it begins
         self._user_state = UserState(state)
         if options.enabled:
             refuse_many_ranks()
@@ -217,6 +218,7 @@ class Run:
         found.problems.extend([compared.told] if compared.told else [])
         self._user_state.metric = found.session.metric
         self._rng_to_restore = found.session.rng
+        self._must_resume = resumes
         recorder.step, recorder.point = found.point.step, found.point
         self._resumed_from = found.source
         return self._timed("census", recorder.census)
@@ -278,6 +280,7 @@ class Run:
     def resume(self) -> int:
         """For loops that are not ours: restore random states, return the step to begin with."""
         self._end_open_turn()
+        self._must_resume = False
         return self._resume()
 
     def _resume(self) -> int:
@@ -307,11 +310,11 @@ class Run:
         self._seal()
 
     def _tell_unused_rng(self) -> None:
-        if self._rng_to_restore is not None:
-            self._rng_to_restore = None
+        if self._must_resume:
+            self._must_resume, self._rng_to_restore = False, None
             log.warning(
                 "everystep: run %s: this loop seals but never called run.resume(), so the random states of "
-                "step %d were not restored and training differs from an unbroken run; begin the loop with "
+                "step %d were not restored at its start and training differs from an unbroken run; begin the loop with "
                 "`for step in range(run.resume(), total)`",
                 self.path,
                 self.step,

@@ -233,13 +233,16 @@ def test_a_bare_loop_that_was_interrupted_begins_its_turn_again(tmp_path: Path) 
     run.close()
 
 
+@pytest.mark.parametrize("flushes", [False, True])
 def test_a_loop_that_never_restores_random_states_is_told(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, flushes: bool
 ) -> None:
     for _ in range(2):
         job, run = started(tmp_path / "run")
         assert "run.resume()" not in caplog.text
         for step in range(run.step, run.step + 2):
+            if flushes:
+                run.flush(60)
             job.turn(step)
             run.seal()
         run.close()

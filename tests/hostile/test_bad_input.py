@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ import everystep
 from everystep.errors import (
     ModelMismatch,
     NotARun,
+    NothingToRecover,
     OptionsError,
+    StoreError,
     UnknownVersion,
     UnsupportedState,
     UsageError,
@@ -107,6 +110,24 @@ def test_newer_format(runtime: Path, run: Path) -> None:
     net = model()
     with leaves_nothing(runtime, run, net), pytest.raises(UnknownVersion, match="version 2"):
         everystep.attach(net, adam(net), run=run)
+
+
+@pytest.mark.parametrize("what", ["manifest.json", "index.json", "all"])
+def test_a_run_of_which_nothing_is_whole_does_not_begin_anew(
+    runtime: Path, run: Path, what: str
+) -> None:
+    """Its steps may still be saved from a copy: only the user can give them up."""
+    broken = [p for p in run.rglob("*.json") if p.name in what or "all" in what]
+    assert broken
+    for path in broken:
+        path.write_bytes(path.read_bytes()[:-1] + b"!")
+    net = model()
+    with (
+        leaves_nothing(runtime, run, net),
+        pytest.raises((StoreError, NothingToRecover)) as caught,
+    ):
+        everystep.attach(net, adam(net), run=run)
+    assert re.search("damaged|checksum", str(caught.value)) and caught.value.hint
 
 
 class Thing:

@@ -149,7 +149,8 @@ def _first_excused(program: Program, outcome: Outcome) -> float:
         for event in life.all("warned")
         if any(re.search(word, event["text"]) for word in words)
     )
-    return max(1, min(warned, default=math.inf))
+    first = 0 if "other_class" in tags_of(program) else min(warned, default=math.inf)
+    return max(1, first)
 
 
 # ---------------------------------------------------------------------- turns

@@ -103,7 +103,7 @@ EDITS = [
         {
             "loss": "model(x.to(params[0].dtype)).square().mean()",
             "placed": "if step == $at:\n"
-            "    for p in params:\n"
+            "    for p in model.parameters():\n"
             "        p.data, p.grad = p.data.double(), None",
         },
         weight=0.5,

@@ -40,10 +40,7 @@ OPTIONS = [
     ),
     part(
         "other_class",  # a run is never gone on with by another optimizer
-        {
-            "before": 'if life > 0 and Path(run_dir, "everystep.json").exists():\n'
-            "    opts[0] = optim.Adagrad(params, lr=0.05)"
-        },
+        {"before": "if life > 0:\n    opts[0] = optim.Adagrad(params, lr=0.05)"},
         needs="one",
         bars="sparse complex closure_only lazy flat scheduled",
         gives="other_class",

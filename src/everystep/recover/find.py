@@ -111,22 +111,38 @@ def find_newest(
         known = identify(run)[0] is not None
     if known:  # read after asking: a shadow that went meanwhile has left its last words there
         lineage = read_lineage(run)
-        problems += lineage.problems
     if found is not None:
         newest = lineage.candidates[0].entry.step if lineage.candidates else -1
         if found.point.step == step or (step is None and found.point.step >= newest):
-            return found._replace(finished=max(finished, default=None)), card
+            problems += lineage.problems
+            last = max(finished, default=None)
+            return found._replace(finished=last, problems=problems), card
         in_memory = found.point.step
         found.close()
     on_the_way = on_the_way and step is None
-    stored = _from_store(run, lineage, problems, step, exact, on_the_way)
+    damage = list(lineage.problems)
+    stored = _from_store(run, lineage, damage, step, exact, on_the_way)
+    problems += damage
+    if stored is None and step is None and damage:
+        _refuse_damaged(run, damage)
     if held is not None and step is None:
         _check_last_words(run, stored, held, problems)
     if stored is None and step is not None:
         _refuse_unknown_step(run, lineage, step, in_memory)
     if stored is not None:
-        stored = stored._replace(finished=max(finished, default=None))
+        stored = stored._replace(finished=max(finished, default=None), problems=problems)
     return stored, card
+
+
+def _refuse_damaged(run: Path, damage: list[str]) -> None:
+    """To begin anew where steps were recorded is for the user to decide."""
+    first = damage[0].partition("\n")[0]
+    more = f", and {len(damage) - 1} more" if len(damage) > 1 else ""
+    raise NothingToRecover(
+        f"resume {run}: nothing in it can be gone on from; damaged: {first}{more}",
+        hint=f"everystep verify {run} lists the damage; put files back from a copy, or move the directory "
+        "away to begin at step 0",
+    )
 
 
 def _check_last_words(run: Path, stored: Found | None, held: int, problems: list[str]) -> None:

@@ -314,8 +314,8 @@ class Run:
             self._must_resume, self._rng_to_restore = False, None
             log.warning(
                 "everystep: run %s: this loop seals but never called run.resume(), so the random states of "
-                "step %d were not restored at its start and training differs from an unbroken run; begin the loop with "
-                "`for step in range(run.resume(), total)`",
+                "step %d were not restored at its start and training differs from an unbroken run; begin the "
+                "loop with `for step in range(run.resume(), total)`",
                 self.path,
                 self.step,
             )

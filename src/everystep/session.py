@@ -40,6 +40,7 @@ from everystep.recover.load import (
     load_optimizers,
     load_values,
     redo_tail,
+    remove_later_groups,
     same_atoms,
 )
 from everystep.recover.meet import bring_newest, check_resume, hold_run, point_here, shadow_of
@@ -267,14 +268,15 @@ class Run:
                 f"hold the state of its start ({recorder.mode[1]})",
                 hint="attach again to go on from the newest step there is, or use run.rewind",
             )
-        if recorder.tap is not None:
-            recorder.tap.live.remove_later_groups()
+        live = recorder.tap.live if recorder.tap is not None else recorder.census()
+        remove_later_groups(live.census, live.keyed)
         recorder.drop()
         self._go_on(recorder, recorder.folder, recorder.census(), resumes=False)
         log.warning(
-            "everystep: run %s: the turn at step %d was left in its midst; training is back at its start",
+            "everystep: run %s: the turn at step %d was left in its midst; training is back at step %d",
             self.path,
             step,
+            self.step,
         )
 
     def resume(self) -> int:
@@ -403,6 +405,7 @@ class Run:
         recorder.wait_for_successor()
         predecessor = recorder.card()
         recorder.drop()
+        remove_later_groups(found.census, recorder.census().keyed)
         live = self._load(recorder, recorder.census(), found)
         recorder.connect(live, predecessor=predecessor, opening_rng=found.session.rng)
         self._resume()

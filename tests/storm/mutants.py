@@ -255,8 +255,8 @@ MUTANTS = [
     Mutant(
         "param groups that a broken turn added stay",
         "session.py",
-        "            recorder.tap.live.remove_later_groups()\n",
-        "            pass\n",
+        "        remove_later_groups(live.census, live.keyed)\n",
+        "",
     ),
 ]
 

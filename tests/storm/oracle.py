@@ -65,7 +65,7 @@ def judge(program: Program, outcome: Outcome) -> Verdict:
     failures = [
         *_accepted(program, outcome),
         *_wrong_bits(program, outcome),
-        *_wrong_turns(outcome),
+        *_wrong_turns(program, outcome),
         *_lost_steps(program, outcome),
         *_raised(program, outcome),
         *_hung(outcome),
@@ -156,8 +156,12 @@ def _first_excused(program: Program, outcome: Outcome) -> float:
 # ---------------------------------------------------------------------- turns
 
 
-def _wrong_turns(outcome: Outcome) -> list[Failure]:
-    """Each turn follows the one before, and none comes twice unless the program went back."""
+def _wrong_turns(program: Program, outcome: Outcome) -> list[Failure]:
+    """Each turn follows the one before, and none comes twice unless the program went back. A shadow that
+    cannot write may be unable to give a broken turn's start back: then it is told where training is."""
+    told_where = (
+        re.compile(r"training is back at step (\d+)") if "disk_hit" in tags_of(program) else None
+    )
     for life in outcome.lives:
         expected: int | None = None
         for event in life.events:
@@ -165,6 +169,12 @@ def _wrong_turns(outcome: Outcome) -> list[Failure]:
                 expected = None
             elif event["kind"] in ("attached", "again"):
                 expected = event["step"]
+            elif (
+                event["kind"] == "warned"
+                and told_where
+                and (at := told_where.search(event["text"]))
+            ):
+                expected = int(at[1])
             elif event["kind"] == "turn":
                 if expected is not None and event["step"] != expected:
                     turns = [e["step"] for e in life.all("turn")]

@@ -131,7 +131,7 @@ OPTIMIZERS = [
         {"optimizer": "opts = [optim.$kind(params, lr=0.05, fused=True)]"},
         weight=1.2,
         gives="one",
-        bars="sparse complex",
+        bars="sparse complex lazy",
         kind=["SGD", "AdamW", "Adam", "Adagrad"],
     ),
     part(

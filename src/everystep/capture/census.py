@@ -101,14 +101,6 @@ class LiveCensus:
         now = chain.from_iterable(map(itemgetter("params"), groups))
         return self._group_forms() != self._forms or not all(map(is_, now, self._moved))
 
-    def remove_later_groups(self) -> None:
-        """Undo every `add_param_group` since the census."""
-        for spec, optimizer in zip(self.census.optimizers, self.optimizers, strict=True):
-            for group in optimizer.param_groups[len(spec.groups) :]:
-                for parameter in group["params"]:
-                    optimizer.state.pop(parameter, None)
-            del optimizer.param_groups[len(spec.groups) :]
-
     def _group_forms(self) -> list[list[tuple[object, ...]]]:
         """How many parameters each group has, and which code steps them: a twin was chosen for it."""
         return [[_form(group) for group in o.param_groups] for o in self.optimizers]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import TypeVar
 
@@ -207,6 +207,16 @@ def _add_groups(
     stored = [[tensors[ids[atom]] for atom in group] for group in census.optimizers[index].groups]
     for parameters in stored[len(optimizer.param_groups) :]:
         optimizer.add_param_group({"params": parameters})
+
+
+def remove_later_groups(census: Census, optimizers: Mapping[str, torch.optim.Optimizer]) -> None:
+    """Undo every `add_param_group` since a census: training is taken back to it."""
+    for spec in census.optimizers:
+        if optimizer := optimizers.get(spec.key):
+            for group in optimizer.param_groups[len(spec.groups) :]:
+                for parameter in group["params"]:
+                    optimizer.state.pop(parameter, None)
+            del optimizer.param_groups[len(spec.groups) :]
 
 
 def _replay_tail(

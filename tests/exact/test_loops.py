@@ -155,6 +155,38 @@ def test_a_param_group_that_a_broken_turn_added_is_taken_back(tmp_path: Path) ->
     same(end, look(job), "end")
 
 
+def test_a_group_may_be_added_while_a_dead_shadow_is_replaced(tmp_path: Path) -> None:
+    """The new one was started for the groups of before."""
+    end, losses, _ = unbroken(partial(growing, []), 5)
+    seed_all(SEED)
+    job, seen = growing([]), {}
+    with everystep.attach(job.model, job.optimizer, run=tmp_path / "run", state=job.state) as run:
+        for step in run.steps(3):
+            if step == 0:
+                kill_shadow(run)
+            seen[step] = freeze(job.turn(step))
+    outcome = resume(partial(growing, []), tmp_path / "run", 5, seed=SEED + 1)
+    assert outcome.start == 3
+    same(losses, {**seen, **outcome.losses}, "losses")
+    same(end, outcome.end, "end")
+
+
+def test_rewind_takes_a_param_group_back_that_was_added_since(tmp_path: Path) -> None:
+    end, losses, _ = unbroken(partial(growing, []), 3)
+    job, run = started(tmp_path / "run", partial(growing, []))
+    seen, rewound = {}, False
+    for step in run.steps(3):
+        if step == 0:
+            run.flush(60)
+        if step == 2 and not rewound:
+            rewound = run.rewind(0) == 0
+            continue
+        seen[step] = freeze(job.turn(step))
+    run.close()
+    same(losses, seen, "losses")
+    same(end, look(job), "end")
+
+
 def test_a_group_that_shrank_before_the_first_step_can_be_closed(tmp_path: Path) -> None:
     job, run = started(tmp_path / "run")
     job.optimizer.param_groups[0]["params"].pop()

@@ -3,10 +3,6 @@ that step, and what was written behind it no longer counts."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,15 +13,13 @@ from everystep.cli import output
 from everystep.cli.runs import RunName
 from everystep.cli.status import run_status
 from everystep.core.retention import Rules
-from everystep.errors import EverystepError, ProtocolMismatch, RunBusy, StepUnavailable
-from everystep.lane.control import AskRetire, ask
-from everystep.lane.runtime import ShadowCard, is_alive
+from everystep.errors import StepUnavailable
+from everystep.lane.retire import retire
+from everystep.lane.runtime import is_alive
 from everystep.recover.find import find_newest
 from everystep.recover.meet import hold_run, shadow_of
 from everystep.store.reader import open_run
 from everystep.store.runs import claim_epoch, newest_manifest
-
-_LEAVE_SECONDS = 30.0
 
 
 def rewind(
@@ -71,7 +65,7 @@ def rewind_to(run: Path, step: int, agree: Callable[[str], None]) -> dict[str, A
         manifest = claim_epoch(run, found.point, before.rules if before else Rules())
         card = shadow_of(run, folder)
         if card is not None and is_alive(card):  # from here on it cannot write any more
-            _dismiss(card, run)
+            retire(card)
         again, _ = find_newest(run, None)
         if again is None or again.point.step != step:
             raise StepUnavailable(
@@ -95,21 +89,3 @@ def _newest_step(run: Path) -> int:
     status = run_status(run)
     known = (status.get("shadow_step"), status.get("durable_step"))
     return max((step for step in known if step is not None), default=0)
-
-
-def _dismiss(card: ShadowCard, run: Path) -> None:
-    try:
-        ask(card.control, AskRetire(), timeout_seconds=_LEAVE_SECONDS)
-    except ProtocolMismatch:  # a signal is understood by every version
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(card.pid, signal.SIGTERM)
-    except EverystepError:
-        pass  # it may be gone before it has answered
-    deadline = time.monotonic() + _LEAVE_SECONDS
-    while is_alive(card):
-        if time.monotonic() > deadline:
-            raise RunBusy(
-                f"rewind {run}: its shadow {card.pid} does not go",
-                hint=f"look at its log, or end it: kill {card.pid}",
-            )
-        time.sleep(0.02)

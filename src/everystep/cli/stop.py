@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +12,7 @@ from everystep.cli import output
 from everystep.errors import EverystepError, LaneTimeout, NotARun, RunBusy, UsageError
 from everystep.lane.control import AskStop, ask
 from everystep.lane.host import process_state
-from everystep.lane.retire import retire
+from everystep.lane.retire import gone_within, retire
 from everystep.lane.runtime import ShadowCard, is_alive, living_cards, living_trainer, remove_card
 from everystep.recover.meet import hold_run, shadow_of
 from everystep.store.home import known_run
@@ -97,14 +96,11 @@ def _write_and_leave(card: ShadowCard, run: Path, timeout: float) -> int | None:
             f"stop {run}: shadow {card.pid} cannot write its newest step: {answer.error}",
             hint="mend that and stop again, or give up what it holds with --discard",
         )
-    deadline = time.monotonic() + _LEAVE_SECONDS
-    while is_alive(card):
-        if time.monotonic() > deadline:
-            raise LaneTimeout(
-                f"stop {run}: shadow {card.pid} has written everything, but lives {_LEAVE_SECONDS:g} s later",
-                hint=f"see shadow.log in {Path(card.descriptors).parent}; kill {card.pid} loses nothing",
-            )
-        time.sleep(0.01)
+    if not gone_within(card, _LEAVE_SECONDS):
+        raise LaneTimeout(
+            f"stop {run}: shadow {card.pid} has written everything, but lives {_LEAVE_SECONDS:g} s later",
+            hint=f"see shadow.log in {Path(card.descriptors).parent}; kill {card.pid} loses nothing",
+        )
     step: int | None = answer.status.get("durable_step")
     return step
 

@@ -22,7 +22,7 @@ def retire(card: ShadowCard) -> None:
     if is_alive(card):
         with contextlib.suppress(EverystepError):
             ask(card.control, AskRetire(), timeout_seconds=_PATIENCE_SECONDS)
-    if _gone_within(card, _PATIENCE_SECONDS):
+    if gone_within(card, _PATIENCE_SECONDS):
         return
     try:
         os.kill(card.pid, signal.SIGKILL)
@@ -33,7 +33,7 @@ def retire(card: ShadowCard) -> None:
             f"retire shadow {card.pid}: it does not go, and may not be killed: {error.strerror}",
             hint=f"end it as the user who started it: kill {card.pid}",
         ) from error
-    if not _gone_within(card, _KILLED_SECONDS):
+    if not gone_within(card, _KILLED_SECONDS):
         raise LaneTimeout(
             f"retire shadow {card.pid}: it lives {_KILLED_SECONDS:g} s after SIGKILL "
             f"(state {process_state(card.pid)})",
@@ -41,7 +41,8 @@ def retire(card: ShadowCard) -> None:
         )
 
 
-def _gone_within(card: ShadowCard, seconds: float) -> bool:
+def gone_within(card: ShadowCard, seconds: float) -> bool:
+    """Whether the shadow ends in that time; returns as soon as it has."""
     deadline = time.monotonic() + seconds
     while is_alive(card):
         if time.monotonic() > deadline:

@@ -223,7 +223,7 @@ class Recorder:
             raise EverystepError(
                 f"{operation} {self.path}: step {self.step} is not recorded ({self.mode[1]}), and the step "
                 "after it has begun",
-                hint=f"call {operation} before the first backward of a step",
+                hint=f"call {operation} before the first backward of a step, or once it is sealed",
             )
         return self.turn.sealed
 

@@ -91,7 +91,9 @@ def _accepted(program: Program, outcome: Outcome) -> list[Failure]:
     """A life that went on although attach had to refuse."""
     tags = tags_of(program)
     for before, life in pairwise(outcome.lives):
-        resumed = [e["step"] for e in life.all("attached")] if not life.all("fresh") else []
+        if life.all("fresh"):
+            break
+        resumed = [e["step"] for e in life.all("attached")]
         told = f"life {life.number} went on from step {resumed}"
         if resumed and "other_class" in tags:
             return [Failure("another optimizer class was accepted", told)]
@@ -149,8 +151,9 @@ def _first_excused(program: Program, outcome: Outcome) -> float:
         for event in life.all("warned")
         if any(re.search(word, event["text"]) for word in words)
     )
-    first = 0 if "other_class" in tags_of(program) else min(warned, default=math.inf)
-    return max(1, first)
+    if "other_class" in tags_of(program):  # who begins anew does so with the other class
+        return 0.5
+    return max(1, min(warned, default=math.inf))
 
 
 # ---------------------------------------------------------------------- turns
@@ -320,9 +323,10 @@ def _degraded(program: Program, outcome: Outcome) -> list[Failure]:
                 return [Failure(f"silent degradation: {_class_of(reason)}", said)]
             if not hit:
                 return [Failure(f"degraded: {_class_of(reason)}", said)]
-        if (
-            warned and not hit and not life.number
-        ):  # what a life finds of the one before is another matter
+        if "rests" in tags_of(program):  # a step that was left unsealed hides the one before it
+            warned = [e for e in warned if "and the step after it has begun" not in e["text"]]
+        # what a life finds of the one before is another matter
+        if warned and not hit and not life.number:
             text = warned[0]["text"]
             return [
                 Failure(f"warned without a fault: {_class_of(text)}", f"life {life.number}: {text}")

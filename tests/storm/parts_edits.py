@@ -71,12 +71,13 @@ EDITS = [
         "            v.zero_()",
         needs="one slots",
     ),
-    _once("forget", "opts[0].state.clear()", needs="one", bars="own closure_only"),
+    _once("forget", "opts[0].state.clear()", needs="one", bars="own closure_only", weight=2),
     _once(
         "forget_one",
         "opts[0].state.pop(params[0], None)",
         needs="one",
         bars="own closure_only",
+        weight=2,
     ),
     _once(
         "load_model",

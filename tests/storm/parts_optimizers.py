@@ -132,7 +132,14 @@ OPTIMIZERS = [
         weight=1.2,
         gives="one",
         bars="sparse complex lazy",
-        kind=["SGD", "AdamW", "Adam", "Adagrad"],
+        kind=["SGD", "AdamW", "Adam"],
+    ),
+    part(
+        "fused_adagrad",  # its state is there from the beginning, and must stay
+        {"optimizer": "opts = [optim.Adagrad(params, lr=0.05, fused=True)]"},
+        weight=0.4,
+        gives="slots",
+        bars="sparse complex lazy",
     ),
     part(
         "muon",
@@ -142,7 +149,7 @@ OPTIMIZERS = [
             "given": '{"matrices": opts[0], "rest": opts[1]}',
         },
         weight=0.5,
-        bars="sparse complex strange lazy parametrized half flat",
+        bars="sparse complex strange lazy parametrized half flat no_matrix",
         needs="module",
         flags=["", ", nesterov=False", ", weight_decay=0.0"],
     ),

@@ -7,7 +7,7 @@ from storm.program import part
 OPTIONS = [
     part("on_lag", {"option": "on_lag=$v"}, v=['"wait"', '"drop"'], weight=5),
     part(
-        "durable_log", {"option": "durable_log=$v"}, v=["1", "3", '"auto"'], weight=4, gives="log"
+        "durable_log", {"option": "durable_log=$v"}, v=["1", "3", '"auto"'], weight=6, gives="log"
     ),
     part(
         "durable_every", {"option": "durable_every=$v"}, v=["1", "3", '"0.2s"', '"auto"'], weight=3

@@ -172,7 +172,7 @@ class Runner:
                 return
             time.sleep(0.005)
         for path in self._pids.iterdir():
-            path.unlink()
+            path.unlink(missing_ok=True)
 
 
 def _how(code: int | None, events: list[dict[str, Any]], said: str) -> str:

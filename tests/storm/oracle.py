@@ -325,8 +325,7 @@ def _degraded(program: Program, outcome: Outcome) -> list[Failure]:
                 return [Failure(f"degraded: {_class_of(reason)}", said)]
         if "rests" in tags_of(program):  # a step that was left unsealed hides the one before it
             warned = [e for e in warned if "and the step after it has begun" not in e["text"]]
-        # what a life finds of the one before is another matter
-        if warned and not hit and not life.number:
+        if warned and not hit:
             text = warned[0]["text"]
             return [
                 Failure(f"warned without a fault: {_class_of(text)}", f"life {life.number}: {text}")

@@ -75,6 +75,22 @@ def test_the_state_that_recording_begins_with_is_written_as_a_base_only(tmp_path
     bench.check(2)
 
 
+@pytest.mark.parametrize("fits", [True, False])
+def test_a_shadow_that_begins_behind_the_newest_base_claims_no_more(
+    tmp_path: Path, fits: bool
+) -> None:
+    """Another shadow wrote that base; nobody knows whether its log came as far as this one begins."""
+    bench = Bench(tmp_path)
+    bench.base = Point(1, 2)
+    bench.log(5, 5, fits=fits, based=(0, 1, 2, 3))
+    for step in (6, 7):
+        bench.log(step, step - 1, fits=fits)
+    assert bench.keeper.broken and bench.keeper.reaches(2) == 2
+    bench.base = Point(1, 5)
+    bench.look()
+    bench.check(7)
+
+
 def test_behind_a_base_of_another_model_nothing_is_claimed(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.log(1, 0, fits=False)

@@ -80,7 +80,7 @@ class LogKeeper:
         begins = self._offered is None
         was_base, self._was_base = self._was_base, _is_base(entries, self._census, begins=begins)
         if self._was_base and not was_base:
-            self._lose(seal.after, seal.step, 0)
+            self._lose(0 if begins else seal.after, seal.step, 0)
             self._offered = seal.step
             return
         body = self.codec.framed(entries)
@@ -129,8 +129,9 @@ class LogKeeper:
     ) -> None:
         """Begin to write a batch if one is full, old, or wanted now. `fits`: the newest base is of the model
         that these records speak of."""
-        if not fits and self._offered is not None and self._gap_until is None:
-            self._lose(durable.step if durable else 0, self._offered, 0)
+        if not fits and self._offered is not None:
+            last = self._offered if self._gap_until is None else self._gap_until
+            self._lose(durable.step if durable else 0, last, 0)
         if durable != self._based_at:  # what lies before a base can be dropped as a whole
             self._based_at, self._roll = durable, True
             with self._lock:

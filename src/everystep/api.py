@@ -15,12 +15,13 @@ from everystep.capture.census import LiveCensus, Models, Optimizers, take_census
 from everystep.capture.groups import encode_groups
 from everystep.core.census import Script
 from everystep.errors import NothingToRecover, RunBusy, UsageError
+from everystep.loading import load_point
 from everystep.options import resolve
 from everystep.recover.find import Found, find_newest
 from everystep.recover.load import find_and_load
 from everystep.recover.meet import bring_newest, check_resume, hold_run, shadow_of
 from everystep.recover.script import Comparison, check_override, compare_values, keep_values
-from everystep.session import Run, load_point
+from everystep.session import Run
 from everystep.store.tiers import locate
 
 

@@ -140,6 +140,7 @@ def connect(
             limits=limits_of(options),
             bucket=options.bucket,
             bucket_bytes_per_second=options.bucket_bytes_per_second,
+            log_is_resumed=options.residuals == "lossy" or not any(a.lossy for a in census.atoms),
         )
     except BaseException:
         memory.close()

@@ -9,8 +9,9 @@ from enum import StrEnum
 from types import FrameType
 from typing import Protocol
 
-# what the interpreter executes when a `for` loop gives its iterator up in the ordinary way
-_BREAKS = frozenset({"POP_TOP", "POP_ITER", "END_FOR"})
+# what the interpreter executes when a `for` loop gives its iterator up in the ordinary way; FOR_ITER, where
+# another iterator (islice, zip) has held it. If that one raised, its new turn has done nothing yet.
+_BREAKS = frozenset({"POP_TOP", "POP_ITER", "END_FOR", "FOR_ITER"})
 
 
 class Turn(StrEnum):

@@ -115,7 +115,7 @@ class Recorder:
     ) -> None:
         """Start a shadow and record into it what is live now, which counts as sealed. Without a replica to
         hand on, the base is sent. `opening_rng`: random states that are not restored yet."""
-        self.turn.begin(Moment.now(self._user_state, opening_rng))
+        self.turn.begin(Moment.now(self._user_state, live, opening_rng))
         self._connect(live, found, predecessor)
 
     def _connect(
@@ -201,7 +201,7 @@ class Recorder:
         return self.tap is None or self.tap.copier.device_is_idle
 
     def _seal_now(self) -> None:
-        self.turn.begin(self.guarded(Moment.now)(self._user_state))
+        self.turn.begin(self.guarded(Moment.now)(self._user_state, self.live))
         if self.tap is not None:
             self.guarded(self.tap.seal)(self.step, self.turn.sealed)
 
@@ -211,8 +211,8 @@ class Recorder:
             if self.tap is not None and self.tap.outgrown:
                 self.guarded(self._change)()
         self.guarded(self._look_after_shadow)()
-        recorded = self.tap is not None and self.tap.flowing
-        self.turn.look(None if recorded else self.live)
+        if self.live is not None and (self.tap is None or not self.tap.flowing):
+            self.turn.look(self.live)
 
     def _still_sealed(self, operation: str) -> Moment:
         """What the last seal said, if training is still there: else nobody can record that step any more."""
@@ -223,7 +223,8 @@ class Recorder:
             raise EverystepError(
                 f"{operation} {self.path}: step {self.step} is not recorded ({self.mode[1]}), and the step "
                 "after it has begun",
-                hint=f"call {operation} before the first backward of a step, or once it is sealed",
+                hint=f"call {operation} before anything of a step changes weights, buffers or gradients, or "
+                "once it is sealed",
             )
         return self.turn.sealed
 
@@ -327,13 +328,15 @@ class Recorder:
         if self.connection is not None and self.connection.predecessor is not None:
             with contextlib.suppress(EverystepError):  # before it took over nobody needs it
                 self.connection.shadow.ask(AskRetire(unless_speaking=True), timeout_seconds=2)
-        if (
-            self.tap is not None
-            and self.turn.has_moved_on() is None
-            and not self.tap.has_moved_on()
-        ):
-            self.turn.look(self.live)  # the next shadow may be given the step that this one held
+        self._keep_last_seal()
         self.drop()
+
+    def _keep_last_seal(self) -> None:
+        """The next shadow may be given the step that this one held, if training is still there."""
+        with contextlib.suppress(Exception):  # what failed just now may fail again
+            tap = self.tap if self.turn.has_moved_on() is None else None
+            if tap is not None and self.live is not None and not tap.has_moved_on():
+                self.turn.look(self.live)
 
     def drop(self) -> None:
         """Take the hooks away and let go of ring and shadow."""
@@ -403,6 +406,8 @@ class Recorder:
             self.connection.shadow.wait_gone(10)
 
     def _close_shadow(self) -> Answer:
+        if self.connection is None:
+            self._still_sealed("close")
         self._look_after_shadow()
         for _ in range(_STARTS_MAX):
             if self.connection is not None or self._retry_at == math.inf:

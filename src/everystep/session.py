@@ -13,14 +13,12 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import msgspec
-import torch
 
 from everystep.capture.census import LiveCensus, Models, Optimizers
 from everystep.capture.ranks import refuse_many_ranks
 from everystep.capture.rng import restore_rng
 from everystep.capture.state import UserState
 from everystep.compression.compressor import described
-from everystep.core.census import Mode
 from everystep.core.forecast import check_fits
 from everystep.core.resume import nothing_found
 from everystep.core.status import build_status, summary
@@ -29,24 +27,18 @@ from everystep.errors import EverystepError, NothingToRecover, UsageError
 from everystep.lane.control import AskFlush, AskLeave, AskStatus
 from everystep.lane.lock import TrainerLock
 from everystep.lane.runtime import runtime_dir
+from everystep.loading import load_point
 from everystep.loop import Steps, Turn
 from everystep.options import Options
 from everystep.recorder import Recorder
 from everystep.recover.find import Found, find_newest, resumed_line
 from everystep.recover.load import (
     check_model,
-    check_optimizers,
     find_and_load,
-    load_optimizers,
-    load_values,
-    redo_tail,
     remove_later_groups,
-    same_atoms,
 )
 from everystep.recover.meet import bring_newest, check_resume, hold_run, point_here, shadow_of
-from everystep.recover.pending import Pending
 from everystep.recover.script import NO_DIFFERENCE, check_override, compare_values, keep_values
-from everystep.recover.upload import Uploads
 from everystep.shadow.outlook import look_ahead
 from everystep.store.tags import check_tag_name, set_tag
 from everystep.tell import tell
@@ -56,33 +48,6 @@ log = logging.getLogger("everystep")
 _DURABLE_SECONDS = 3600.0
 _GLANCE_SECONDS = 0.2
 _T = TypeVar("_T")
-
-
-def load_point(found: Found, live: LiveCensus, path: Path, *, optimizers: bool) -> list[int]:
-    """Put a found point into live objects; returns the versions of the atoms."""
-    check_model(live.census, found, str(path))
-    ids = same_atoms(live.census, found.census)
-    keyed = [
-        (spec.key, optimizer)
-        for spec, optimizer in zip(live.census.optimizers, live.optimizers, strict=True)
-    ]
-    if optimizers:
-        check_optimizers(found, keyed, live.tensors, ids)
-    pending = Pending(live.tensors, ids)
-    with torch.no_grad(), Uploads() as uploads:
-        versions = load_values(found, live.tensors, ids, uploads)
-        if optimizers:
-            pending.load(found, uploads)
-            load_optimizers(found, keyed, live.tensors, ids, uploads)
-    if optimizers:
-        redo_tail(found, keyed, live.tensors, ids, pending)
-        if found.log:
-            versions = [found.point.step] * len(versions)
-        if found.tail_steps:  # the log moved its atoms on: they are no longer what the base holds
-            for spec in found.census.optimizers:
-                for atom in spec.atoms if spec.mode is Mode.LOG else ():
-                    versions[ids[atom]] = found.point.step
-    return versions
 
 
 class Run:
@@ -111,7 +76,7 @@ class Run:
         self._resumed_from = ""
         self._attach_seconds: dict[str, float] = {}
         self._rng_to_restore: bytes | None = None
-        self._must_resume = False  # a loop has to tell that it begins
+        self._must_resume = False  # steps were resumed, and no loop has called resume() yet
         self._user_state = UserState(state)
         if options.enabled:
             refuse_many_ranks()
@@ -154,6 +119,12 @@ class Run:
             partial(self._timed, "find", find_newest, self.path, folder, exact=exact),
             lambda found: self._load(recorder, live, found, resumes=resumes),
         )
+        if done is None and not resumes:
+            raise EverystepError(
+                f"run {self.path}: the turn at step {self.step} was left in its midst, and the shadow could "
+                "not give the state of its start back",
+                hint="attach again in a new process; everystep status tells what there is to go on from",
+            )
         if done is None:
             nothing_found(str(self.path), self._options.resume)
             self._look_ahead(live, resumes=False)
@@ -268,7 +239,8 @@ class Run:
                 f"hold the state of its start ({recorder.mode[1]})",
                 hint="attach again to go on from the newest step there is, or use run.rewind",
             )
-        live = recorder.tap.live if recorder.tap is not None else recorder.census()
+        assert recorder.tap is not None
+        live = recorder.tap.live
         remove_later_groups(live.census, live.keyed)
         recorder.drop()
         self._go_on(recorder, recorder.folder, recorder.census(), resumes=False)
@@ -402,10 +374,13 @@ class Run:
                 f"rewind {self.path} to step {step}: its base is damaged",
                 hint="everystep verify lists the steps that are left",
             )
+        self._user_state.check(found.session.state)
+        live = recorder.census()
+        check_model(live.census, found, str(self.path))
         recorder.wait_for_successor()
         predecessor = recorder.card()
         recorder.drop()
-        remove_later_groups(found.census, recorder.census().keyed)
+        remove_later_groups(found.census, live.keyed)
         live = self._load(recorder, recorder.census(), found)
         recorder.connect(live, predecessor=predecessor, opening_rng=found.session.rng)
         self._resume()
@@ -465,6 +440,12 @@ class Run:
             else:
                 if recorder.turn.calls and self.turn is not Turn.BROKEN:
                     self._seal()
+                elif recorder.turn.calls:
+                    log.warning(
+                        "everystep: run %s: an exception left the turn at step %d; it is not sealed",
+                        self.path,
+                        self.step,
+                    )
                 recorder.guarded(recorder.finish)()
                 if recorder.problem:
                     warnings.warn(f"everystep: {self.path}: {recorder.problem}", stacklevel=3)

@@ -43,16 +43,17 @@ class Starter:
         return self._result is not None
 
     def begin(self, live: LiveCensus) -> None:
-        self._thread = threading.Thread(target=self._start, args=(live,), daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._start, args=(live,), daemon=True)
+        thread.start()
+        self._thread = thread
 
     def _start(self, live: LiveCensus) -> None:
         try:
             self._result = Started(self._connect(live), live.census)
         except EverystepError as error:
             self._result = error
-        except OSError as error:
-            self._result = EverystepError(str(error))
+        except (OSError, RuntimeError, MemoryError, ValueError) as error:
+            self._result = EverystepError(f"start a shadow: {type(error).__name__}: {error}")
 
     def wait(self) -> None:
         if self._thread is not None:

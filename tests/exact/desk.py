@@ -22,8 +22,8 @@ from everystep.format.log import LoggedRecord
 from everystep.format.slot import pack_events
 from everystep.lane.arena import SharedMemory
 from everystep.lane.ring import RingReader, RingWriter
+from everystep.loading import load_point
 from everystep.recover.find import Found, FoundTensor
-from everystep.session import load_point
 from everystep.shadow.advance import Advance
 from everystep.shadow.intake import Intake
 from everystep.shadow.replica import Replica
@@ -53,7 +53,7 @@ class Desk:
                 self.intake.advances[index] = Advance(self.live.census, self.replica)
         self._state = UserState(job.state)
         turn = OpenTurn()
-        turn.begin(Moment.now(self._state))
+        turn.begin(Moment.now(self._state, self.live))
         self.tap = Tap(
             self.live,
             self._ring,
@@ -72,7 +72,7 @@ class Desk:
         self.seal(0)
 
     def seal(self, step: int) -> None:
-        self.tap.seal(step, Moment.now(self._state))
+        self.tap.seal(step, Moment.now(self._state, self.live))
         self.tap.land()  # a device's copies are done when it says so
         if self.tap.copier.sides and torch.cuda.is_initialized():
             torch.cuda.synchronize()

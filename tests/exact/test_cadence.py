@@ -91,6 +91,41 @@ def test_flush_in_a_turn_writes_what_the_seal_saw(tmp_path: Path) -> None:
         assert torch.equal(torch.get_rng_state(), sealed)
 
 
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_gradients_that_were_consumed_may_be_cleared_before_close(
+    tmp_path: Path, set_to_none: bool
+) -> None:
+    seed_all(1)
+    job = build()
+    run = everystep.attach(job.model, job.optimizer, run=tmp_path / "run", every=50)
+    for step in range(run.resume(), 7):
+        job.turn(step)
+        run.seal()
+        job.optimizer.zero_grad(set_to_none=set_to_none)
+    run.close()
+    assert everystep.open_run(tmp_path / "run").steps[-1] == 7
+
+
+def test_flush_in_a_turn_has_the_groups_of_the_seal(tmp_path: Path) -> None:
+    seed_all(1)
+    job = build()
+    schedule = torch.optim.lr_scheduler.ExponentialLR(job.optimizer, 0.5)
+    given = {"run": tmp_path / "run", "state": {"schedule": schedule}}
+    with everystep.attach(job.model, job.optimizer, every=50, **given) as run:
+        for step in run.steps(4):
+            if step == 3:
+                schedule.step()
+                assert run.flush(60) == 3
+                shutil.copytree(run.path, tmp_path / "copy")
+            job.turn(step)
+    again = build()
+    schedule = torch.optim.lr_scheduler.ExponentialLR(again.optimizer, 0.5)
+    given = {"run": tmp_path / "copy", "state": {"schedule": schedule}}
+    with everystep.attach(again.model, again.optimizer, **given) as run:
+        assert (run.step, schedule.last_epoch) == (3, 0)
+        assert again.optimizer.param_groups[0]["lr"] == 0.05
+
+
 def test_flush_behind_a_backward_is_refused_where_the_seal_was_not_recorded(tmp_path: Path) -> None:
     seed_all(1)
     job = build()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import time
@@ -100,6 +101,61 @@ def test_close_replaces_a_shadow_that_died_after_the_last_step(tmp_path: Path) -
     outcome = resume(simple, tmp_path / "run", 3, seed=SEED + 1)
     assert outcome.start == 3
     same(end, outcome.end, "end")
+
+
+def test_close_does_not_record_a_broken_turn_under_the_step_before(tmp_path: Path) -> None:
+    """The shadow that replaces a dead one is ready, and nobody has looked at it yet."""
+    end, losses, _ = unbroken(simple, 5)
+    seed_all(SEED)
+    job, seen = simple(), {}
+    run = everystep.attach(job.model, job.optimizer, run=tmp_path / "run", state=job.state)
+    with contextlib.suppress(ZeroDivisionError):
+        for step in run.steps(5):
+            if step == 1:
+                run.flush(60)
+                kill_shadow(run)
+            if step == 3:
+                run._recorder._starter.wait()
+            seen[step] = freeze(job.turn(step))
+            if step == 3:
+                raise ZeroDivisionError
+    with pytest.warns(UserWarning, match="step 3 is not recorded"):
+        run.close()
+    outcome = resume(simple, tmp_path / "run", 5, seed=SEED + 1)
+    assert outcome.start <= 3
+    same(losses, {**losses, **outcome.losses}, "losses")
+    same(end, outcome.end, "end")
+
+
+def test_a_loop_inside_another_iterator_is_sealed_at_its_end(tmp_path: Path) -> None:
+    job, run = started(tmp_path / "run")
+    for step in itertools.islice(run.steps(100), 3):
+        job.turn(step)
+    run.close()
+    assert everystep.open_run(tmp_path / "run").steps[-1] == 3
+
+
+def test_flush_in_a_turn_that_adds_a_group(tmp_path: Path) -> None:
+    job, run = started(tmp_path / "run", partial(growing, []))
+    for step in run.steps(3):
+        job.turn(step)
+        assert run.flush(60) == step
+    run.close()
+
+
+def test_a_rewind_that_is_refused_changes_nothing(tmp_path: Path) -> None:
+    job, run = started(tmp_path / "run", partial(growing, []))
+    for step in run.steps(3):
+        if step == 0:
+            run.flush(60)
+        job.turn(step)
+        if step == 2:
+            job.model.append(nn.Linear(2, 2))
+            with pytest.raises(everystep.EverystepError, match="in the model, not in the run"):
+                run.rewind(0)
+            assert len(job.optimizer.param_groups) == 2
+            del job.model[-1]
+    run.close()
 
 
 def kill_shadow(run: everystep.Run) -> None:

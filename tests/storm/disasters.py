@@ -22,8 +22,7 @@ def flip_bytes(run_dir, which):
 def move(run_dir, which):
     """The directory gets another name."""
     target = f"{run_dir}-moved"
-    if Path(run_dir).exists():
-        Path(run_dir).rename(target)
+    Path(run_dir).rename(target)
     return target
 
 

@@ -116,6 +116,8 @@ def _wrong_bits(program: Program, outcome: Outcome) -> list[Failure]:
             step = event["step"]
             if life.number > excused or (life.number == excused and event["kind"] != "attached"):
                 continue
+            if event["kind"] == "attached" and not step and excused < math.inf:
+                continue  # who never tells that a loop begins has begun it before anybody looked
             if event["kind"] == "attached" and (life.number or step):
                 where, known = "at resume", {**begin, **expected.get(step - 1, {})}
             elif event["kind"] == "done":

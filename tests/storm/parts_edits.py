@@ -71,12 +71,12 @@ EDITS = [
         "            v.zero_()",
         needs="one slots",
     ),
-    _once("forget", "opts[0].state.clear()", needs="one", bars="own closure_only", weight=2),
+    _once("forget", "opts[0].state.clear()", needs="one", bars="own closure_only eager", weight=2),
     _once(
         "forget_one",
         "opts[0].state.pop(params[0], None)",
         needs="one",
-        bars="own closure_only",
+        bars="own closure_only eager",
         weight=2,
     ),
     _once(
@@ -97,7 +97,7 @@ EDITS = [
         _REPLACE,
         weight=1.5,
         needs="module one",
-        bars="parametrized own flat closure_only",
+        bars="parametrized own flat closure_only eager",
     ),
     part(
         "retype",

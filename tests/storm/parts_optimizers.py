@@ -117,7 +117,7 @@ OPTIMIZERS = [
     ),
     _torch("Adam", [*_ADAM, "decoupled_weight_decay=True"], weight=1, gives="slots"),
     _torch("AdamW", _ADAM, weight=2, gives="slots"),
-    _torch("Adagrad", ["lr_decay=0.1", *_PACE[:3]], gives="slots"),
+    _torch("Adagrad", ["lr_decay=0.1", *_PACE[:3]], gives="slots eager"),
     _torch("Adadelta", _PACE, lr="lr=0.5", gives="slots"),
     _torch("Adamax", _PACE, gives="slots", bars="complex"),
     _torch("ASGD", _PACE, gives="slots"),
@@ -138,7 +138,7 @@ OPTIMIZERS = [
         "fused_adagrad",  # its state is there from the beginning, and must stay
         {"optimizer": "opts = [optim.Adagrad(params, lr=0.05, fused=True)]"},
         weight=0.4,
-        gives="slots",
+        gives="slots eager",
         bars="sparse complex lazy",
     ),
     part(
@@ -158,7 +158,7 @@ OPTIMIZERS = [
         {"optimizer": "opts = [optim.LBFGS(params, lr=0.1, max_iter=3$flags)]"},
         weight=0.8,
         gives="one closure_only",
-        bars="sparse complex half lazy strange",
+        bars="sparse complex half lazy strange no_matrix",
         flags=["", ", history_size=2", ', line_search_fn="strong_wolfe"'],
     ),
     part(

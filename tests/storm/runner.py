@@ -142,7 +142,8 @@ class Runner:
         struck = []
         for pick, number in zip(self._program.faults, life_of_faults(self._program), strict=True):
             what = PARTS["faults"][pick.name].text.get("between")
-            if what and number == life.number:
+            # a run that was killed before it had a directory has nothing to strike
+            if what and number == life.number and Path(self._run).exists():
                 self._run = getattr(disasters, what)(self._run, pick.values.get("which", 0))
                 struck.append(pick.name)
         life.after = tuple(struck)

@@ -21,8 +21,8 @@ from everystep.bench.place import temporary_place
 from everystep.capture.census import take_census
 from everystep.core.census import Census
 from everystep.format.log import LoggedRecord, census_digest
+from everystep.loading import load_point
 from everystep.recover.find import find_newest
-from everystep.session import load_point
 from everystep.store import layout
 from everystep.store.log import LogWriter
 from everystep.store.mapped import map_file

@@ -13,7 +13,6 @@ import torch
 from everystep.capture.census import LiveCensus, kind_of_gradient
 from everystep.capture.copier import Copier
 from everystep.capture.early import EarlyTap, Guard, hooked_members
-from everystep.capture.groups import GroupValues
 from everystep.capture.lifetime import GradientLifetime
 from everystep.capture.outbox import LetGo, Outbox
 from everystep.capture.states import StateSender
@@ -63,8 +62,7 @@ class CallLog:
         self._atoms = [spec.atoms for spec in live.census.optimizers]
         self._parameters = [[live.tensors[a] for a in atoms] for atoms in self._atoms]
         self._presences = [_Presence([], b"", (), [])] * len(live.optimizers)
-        specs = zip(live.census.optimizers, live.optimizers, strict=True)
-        self._groups = [GroupValues(optimizer, spec.key) for spec, optimizer in specs]
+        self._groups = live.group_values
         self.lifetime = GradientLifetime(copier)
         self._early: dict[int, EarlyTap] = {}
         self._early_room: dict[int, tuple[int | None, int, int]] = {}  # slot, place, document bytes

@@ -13,6 +13,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from everystep.capture.glance import check_slots
+from everystep.capture.groups import GroupValues
 from everystep.capture.names import logical_names, walk
 from everystep.capture.refusals import check_atom, check_optimizers, named
 from everystep.compression.compressor import residuals_of
@@ -64,6 +65,8 @@ class LiveCensus:
     def __post_init__(self) -> None:
         self.groups_of = [_numbers(spec.groups) for spec in self.census.optimizers]
         self.kinds = list(map(kind, self.tensors))
+        pairs = zip(self.census.optimizers, self.optimizers, strict=True)
+        self.group_values = [GroupValues(optimizer, spec.key) for spec, optimizer in pairs]
         self._forms = self._group_forms()
         moved = [atom for spec in self.census.optimizers for atom in spec.atoms]
         self._moved = [self.tensors[atom] for atom in moved]
@@ -263,7 +266,8 @@ def _with_twins(
             powers |= choice.powers
             if not choice.twins and any(map(_is_turned, _parameters(optimizer))):
                 why = (
-                    "torch rounds by order in memory, where the shadow's copies lie in another one"
+                    "torch's rounding depends on how a tensor lies in memory, and the shadow's copies lie "
+                    "row by row: your optimizer replays at recovery"
                 )
                 specs[index] = msgspec.structs.replace(spec, mode=Mode.LOG, why=why)
     return specs, powers

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from operator import attrgetter
 
 import torch
@@ -22,7 +22,38 @@ from everystep.core.pending import Habit, carries_over, learn
 log = logging.getLogger("everystep")
 
 _grad = attrgetter("grad")
-GradientStamp = tuple[tuple[int, int], ...]
+
+
+class GradientLooks:
+    """Which gradients there are, and their versions. Objects are compared: ids are used again."""
+
+    def __init__(self, live: LiveCensus) -> None:
+        found = ((a, live.tensors[a].grad) for s in live.census.optimizers for a in s.atoms)
+        self._seen = {a: (weakref.ref(g), g._version) for a, g in found if g is not None}
+
+    def differing(self, live: LiveCensus) -> Iterator[tuple[int, torch.Tensor | None]]:
+        """Atoms whose gradient was computed, cleared or written, and that gradient."""
+        for atom in dict.fromkeys(a for spec in live.census.optimizers for a in spec.atoms):
+            gradient, (was, version) = live.tensors[atom].grad, self._seen.get(atom, _NOTHING)
+            if gradient is not was() or (gradient is not None and gradient._version != version):
+                yield atom, gradient
+
+    def have_moved_on(self, live: LiveCensus, consumed_by: Set[int]) -> bool:
+        """Whether a record made now would lack gradients that waited, or hold newer ones. Those that an
+        optimizer had consumed may be cleared."""
+        specs = zip(live.census.optimizers, live.optimizers, strict=True)
+        consumed = {a for spec, o in specs if id(o) in consumed_by for a in spec.atoms}
+        return any(
+            atom not in consumed or not (gradient is None or _is_zero(gradient))
+            for atom, gradient in self.differing(live)
+        )
+
+
+def _no_gradient() -> None:
+    """Stands for a reference to none."""
+
+
+_NOTHING: tuple[Callable[[], torch.Tensor | None], int] = (_no_gradient, 0)
 
 
 class PendingGradients:
@@ -32,17 +63,13 @@ class PendingGradients:
         self._live, self._outbox = live, outbox
         self._atoms = [spec.atoms for spec in live.census.optimizers]
         self._habits = [Habit.UNKNOWN] * len(self._atoms)
-        self._called: set[int] = set()  # optimizers that stepped since the last seal
         self._before: list[list[weakref.ref[torch.Tensor]]] = [[] for _ in self._atoms]
-        self._stamp: GradientStamp = ()
+        self._looks = GradientLooks(live)  # at the last seal
         self._told_sparse = False
 
-    def stepped(self, index: int) -> None:
-        """An optimizer has consumed what there was."""
-        self._called.add(index)
-
-    def send(self) -> Presence:
-        """Put the gradients that later steps may need into the record."""
+    def send(self, consumed_by: Set[int], *, again: bool) -> Presence:
+        """Put the gradients that later steps may need into the record. `consumed_by`: ids of the optimizers
+        that stepped in the turn; `again`: the record is of the last seal's step."""
         count = len(self._live.tensors)
         zeros, held, sparse = ([False] * count for _ in range(3))
         for index, atoms in enumerate(self._atoms):
@@ -50,7 +77,8 @@ class PendingGradients:
             if all(gradient is None for gradient in gradients):
                 self._before[index] = []
                 continue
-            sends = self._carries_over(index, gradients)
+            called = id(self._live.optimizers[index]) in consumed_by
+            sends = self._carries_over(index, gradients, called=called, again=again)
             for atom, gradient in zip(atoms, gradients, strict=True):
                 if gradient is None or held[atom]:
                     continue
@@ -65,14 +93,18 @@ class PendingGradients:
         self.turn()
         return Presence(*(pack_presence(p) if any(p) else b"" for p in (zeros, held, sparse)))
 
-    def _carries_over(self, index: int, gradients: Sequence[torch.Tensor | None]) -> bool:
+    def _carries_over(
+        self, index: int, gradients: Sequence[torch.Tensor | None], *, called: bool, again: bool
+    ) -> bool:
+        if again:  # they survived because nothing has happened
+            return carries_over(self._habits[index], called=called)
         present = [g for g in gradients if g is not None]
         before = {id(g) for ref in self._before[index] if (g := ref()) is not None}
         survived = not before.isdisjoint(map(id, present))
         known = bool(self._before[index])
         self._habits[index] = learn(self._habits[index], known=known, survived=survived)
         self._before[index] = list(map(weakref.ref, present))
-        return carries_over(self._habits[index], called=index in self._called)
+        return carries_over(self._habits[index], called=called)
 
     def _send(self, atom: int, gradient: torch.Tensor) -> bool:
         """False: there is nothing in it but zeros, which need no bytes."""
@@ -92,24 +124,22 @@ class PendingGradients:
 
     def turn(self) -> None:
         """A step is sealed, recorded or not."""
-        self._called.clear()
-        self._stamp = gradient_stamp(self._live)
+        self._looks = GradientLooks(self._live)
 
     def changed(self) -> bool:
         """Whether gradients have been computed, cleared or written since the last seal."""
-        return gradient_stamp(self._live) != self._stamp
+        return any(self._looks.differing(self._live))
+
+    def have_moved_on(self, consumed_by: Set[int]) -> bool:
+        return self._looks.have_moved_on(self._live, consumed_by)
 
     def _gradients(self, index: int) -> list[torch.Tensor | None]:
         return list(map(_grad, map(self._live.tensors.__getitem__, self._atoms[index])))
 
 
-def gradient_stamp(live: LiveCensus) -> GradientStamp:
-    """Changes when a gradient is computed, cleared or written."""
-    found = (live.tensors[atom].grad for spec in live.census.optimizers for atom in spec.atoms)
-    return tuple((id(g), g._version) for g in found if g is not None)
-
-
 def _is_zero(gradient: torch.Tensor) -> bool:
     """In every bit: a negative zero is another number."""
+    if gradient.layout is not torch.strided:
+        return gradient._nnz() == 0
     flat = gradient.detach().contiguous().view(-1)
     return not bool(flat.view(torch.uint8).any())

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 import torch
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from everystep.capture.calls import CallLog
 from everystep.capture.census import LiveCensus
@@ -60,6 +61,7 @@ class Tap:
         self.step = step
         self.versions = versions
         self.outgrown = False  # the census is no longer true: a new tap is needed
+        self._unsent = False  # the last seal found it so, and sent nothing
         self.dropped = 0
         self._rebases = 0
         self._ring = ring
@@ -196,6 +198,7 @@ class Tap:
     def _has_other_hooks(self, index: int) -> bool:
         optimizer: Any = self.live.optimizers[index]
         found = {*optimizer._optimizer_step_pre_hooks, *optimizer._optimizer_step_post_hooks}
+        found |= {*_global_optimizer_pre_hooks, *_global_optimizer_post_hooks}
         return not found <= {self._pre_handles[index].id, *self._own_ids, *self._turn.hook_ids}
 
     def _with_closure(
@@ -223,7 +226,6 @@ class Tap:
         if self._is_nested(index):  # the outermost may still raise
             self.states.unlogged.update(spec.atoms if index in self._entangled else ())
             return
-        self.pending.stepped(index)
         self.copier.open_window()
         if self._letting_go or self.outgrown:
             self.log.skip(index)
@@ -251,7 +253,7 @@ class Tap:
     @property
     def has_sent_all(self) -> bool:
         """Whether the last seal and all that it stands on are in the ring."""
-        return self.flowing and self.base_is_sent and not self.outgrown
+        return self.flowing and self.base_is_sent and not self._unsent
 
     def send_base(self) -> None:
         """The next slice of what is queued to be based."""
@@ -272,12 +274,14 @@ class Tap:
         self.log.discard()
         self.land()
         self.log.turn(step)
+        again = self.opened and step == self.step
         if self.copier.sides and self.log.lifetime.pointless in _LOOK_OUTSIDE:
             point = self._guard(self._release_point)
             self._handles += points_outside(self.live.models, point)
         self.opened = True
         grown = self.live.groups_have_grown if self._letting_go else self.live.has_grown
         self.outgrown |= self.live.follow() or grown()
+        self._unsent = self.outgrown
         if self.outgrown:
             return
         if self._letting_go:
@@ -291,7 +295,7 @@ class Tap:
             self.states.unlogged_now()
             self.send_base()
             if self.flowing:
-                self._send_seal(step, moment)
+                self._send_seal(step, moment, again=again)
         if not self.flowing:
             self.dropped += 1
             self._ring.say_dropped(step)
@@ -309,14 +313,13 @@ class Tap:
             for atom in range(len(self.versions)) if requested is None else requested:
                 self.versions[atom] = step  # the store may hold what the shadow had wrong
 
-    def _send_seal(self, step: int, moment: Moment) -> None:
-        rng, state = moment
-        groups = [self.log.groups(i) for i in range(len(self.live.optimizers))]
+    def _send_seal(self, step: int, moment: Moment, *, again: bool) -> None:
+        rng, state, groups = moment
         changed = (g if g != old else b"" for g, old in zip(groups, self._last_groups, strict=True))
         self.prints.turn()
         if self.base_is_sent and self.prints.is_due(step):
             self.prints.send(step)
-        pending = self.pending.send()
+        pending = self.pending.send(self._turn.consumed_by, again=again)
         seal = Seal(
             step=step,
             after=self.step,
@@ -336,7 +339,7 @@ class Tap:
         self.outbox.room(0, size)
         self.outbox.add(seal)
         self.outbox.seal()
-        self._last_state, self._last_groups, self._last_rng = state, groups, rng
+        self._last_state, self._last_groups, self._last_rng = state, list(groups), rng
 
     def nothing_happened(self) -> bool:
         """True if a seal now would say exactly what the last one said."""
@@ -344,12 +347,14 @@ class Tap:
             not self._turn.calls
             and capture_rng() == self._last_rng
             and self._user_state.collect() == self._last_state
-            and not self.has_moved_on()
+            and not self.pending.changed()
+            and not self._watch.differs()
         )
 
     def has_moved_on(self) -> bool:
-        """Whether tensors or gradients differ from what the last seal saw."""
-        return self.pending.changed() or self._watch.differs()
+        """Whether tensors, slots or gradients are no longer what the last seal saw."""
+        gradients = self.pending.have_moved_on(self._turn.consumed_by)
+        return gradients or self.live.follow() or self._watch.differs()
 
     # ------------------------------------------------------------------ letting go
 

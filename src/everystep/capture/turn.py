@@ -1,5 +1,5 @@
-"""The turn since the last seal: whether an optimizer was called in it, what the seal before it said, and
-whether training is still where that seal saw it.
+"""The turn since the last seal: which optimizers were called in it, what the seal before it said, and whether
+training is still where that seal saw it.
 
 None of it depends on a shadow: a turn counts while nothing is recorded, too.
 """
@@ -12,34 +12,46 @@ from typing import Any, NamedTuple
 import torch
 
 from everystep.capture.census import LiveCensus
-from everystep.capture.glance import Hints
-from everystep.capture.pending import GradientStamp, gradient_stamp
+from everystep.capture.glance import Glance, Hints
+from everystep.capture.pending import GradientLooks
 from everystep.capture.rng import capture_rng
 from everystep.capture.state import UserState
 
 
 class Moment(NamedTuple):
     """What a seal says beside tensors. A step that is recorded again after its seal (a base is wanted, or the
-    shadow asks for a part) says the same: the turn since then may have drawn numbers or a batch."""
+    shadow asks for a part) says the same: the turn since then may have drawn numbers or a batch, or stepped a
+    schedule."""
 
     rng: bytes
     state: bytes  # the user's, encoded
+    groups: tuple[bytes, ...]  # of every optimizer, encoded
 
     @classmethod
-    def now(cls, user_state: UserState, rng: bytes | None = None) -> Moment:
-        return cls(capture_rng() if rng is None else rng, user_state.collect())
+    def now(cls, user_state: UserState, live: LiveCensus, rng: bytes | None = None) -> Moment:
+        groups = tuple(values.encoded() for values in live.group_values)
+        return cls(capture_rng() if rng is None else rng, user_state.collect(), groups)
 
 
-class Looks(NamedTuple):
-    """How tensors and gradients look: equal as long as training has not moved on. Writes through `.data` do
-    not show; recorded steps are compared by the watch, which sees more."""
+class Looks:
+    """How tensors, slots and gradients look at a seal. Writes through `.data` do not show; recorded steps are
+    compared by the watch, which sees more."""
 
-    atoms: Hints
-    gradients: GradientStamp
+    def __init__(self, live: LiveCensus) -> None:
+        live.follow()
+        self._live = live
+        self._atoms = Hints(live.tensors)
+        self._slots = [Glance(optimizer) for optimizer in live.optimizers]
+        self._gradients = GradientLooks(live)
 
-    @classmethod
-    def of(cls, live: LiveCensus) -> Looks:
-        return cls(Hints(live.tensors), gradient_stamp(live))
+    def still_hold(self, consumed_by: set[int]) -> bool:
+        live = self._live
+        return (
+            not live.follow()
+            and Hints(live.tensors) == self._atoms
+            and all(s.still_holds(o) for s, o in zip(self._slots, live.optimizers, strict=True))
+            and not self._gradients.have_moved_on(live, consumed_by)
+        )
 
 
 class OpenTurn:
@@ -48,35 +60,45 @@ class OpenTurn:
     def __init__(self) -> None:
         self.calls = 0  # of optimizers, since the last seal
         self.sealed: Moment | None = None  # what that seal said; None: it could not be told
-        self._live: LiveCensus | None = None
+        self.consumed_by: set[int] = set()  # ids of the optimizers that stepped in the sealed turn
+        self._stepped: set[int] = set()  # and since then
         self._looks: Looks | None = None  # of a seal that was not recorded
         self._handles: list[Any] = []
 
     def count(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
         """Count their calls from here on."""
-        self._handles = [o.register_step_post_hook(self._count) for o in optimizers]
+        for optimizer in optimizers:
+            handle = optimizer.register_step_post_hook(self._count)
+            hooks: Any = optimizer._optimizer_step_post_hooks
+            hooks.move_to_end(handle.id, last=False)  # another hook may raise: the step is done
+            self._handles.append(handle)
 
     @property
     def hook_ids(self) -> set[int]:
         return {handle.id for handle in self._handles}
 
-    def _count(self, *_: Any) -> None:
+    def _count(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self.calls += 1
+        self._stepped.add(id(optimizer))
 
     def begin(self, sealed: Moment | None) -> None:
         """What is live now is sealed."""
         self.calls, self.sealed = 0, sealed
-        self._live = self._looks = None
+        self.consumed_by, self._stepped = self._stepped, set()
+        self._looks = None
 
-    def look(self, live: LiveCensus | None) -> None:
-        """Remember how a seal looks that may have to be recorded later. None: it is recorded."""
-        self._live, self._looks = live, None if live is None else Looks.of(live)
+    def look(self, live: LiveCensus) -> None:
+        """Remember how a seal looks that is not recorded, and may have to be."""
+        try:
+            self._looks = Looks(live)
+        except RuntimeError:  # inference tensors do not tell: the step counts as left at once
+            self._looks, self.sealed = None, None
 
     def has_moved_on(self) -> bool | None:
         """Whether training has left the state of the last seal; None: who has recorded it can tell."""
         if self.calls or self.sealed is None:
             return True
-        return None if self._live is None else Looks.of(self._live) != self._looks
+        return None if self._looks is None else not self._looks.still_hold(self.consumed_by)
 
     def end(self) -> None:
         for handle in self._handles:

@@ -124,7 +124,10 @@ class Watch:
         )  # numbers are no work for the collector
 
     def differs(self) -> bool:
-        """Whether any atom differs from its mark; nothing is marked."""
+        """Whether any atom or slot differs from its mark; nothing is marked."""
+        slots = zip(self._slots, self._live.optimizers, strict=True)
+        if not all(glance.still_holds(optimizer) for glance, optimizer in slots):
+            return True
         if self._by_hints:
             return Hints(self._live.tensors) != self._seen
         weights = any(self._digest(atom) != self._marks[atom] for atom in self._always)

@@ -139,7 +139,7 @@ def _refuse_damaged(run: Path, damage: list[str]) -> None:
     first = damage[0].partition("\n")[0]
     more = f", and {len(damage) - 1} more" if len(damage) > 1 else ""
     raise NothingToRecover(
-        f"resume {run}: nothing in it can be gone on from; damaged: {first}{more}",
+        f"resume {run}: no step in it is whole; damaged: {first}{more}",
         hint=f"everystep verify {run} lists the damage; put files back from a copy, or move the directory "
         "away to begin at step 0",
     )

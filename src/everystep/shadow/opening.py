@@ -46,6 +46,7 @@ class Opening(msgspec.Struct, frozen=True):
     limits: Limits = Limits()
     bucket: str | None = None
     bucket_bytes_per_second: int = 0
+    log_is_resumed: bool = True  # False: a resume takes bases alone, which hold what the log lacks
     protocol: int = PROTOCOL
 
 

@@ -450,7 +450,9 @@ class Shadow:
             "trainer_pid": self.opening.trainer_pid if self._trainer_alive else None,
             "warm": self._warm,
             **describe_intake(self.intake),
-            **self.presence.honest(describe_store(self.persister, self.log, self.shipper)),
+            **self.presence.honest(
+                describe_store(self.persister, self.log, self.shipper, self.opening.log_is_resumed)
+            ),
             "disk_forecast": self._outlook.latest,
             **self.tuning.describe(),
             "outlives_trainer": self.opening.survival.outlives,

@@ -42,12 +42,14 @@ def describe_intake(intake: Intake) -> dict[str, Any]:
     }
 
 
-def describe_store(persister: Persister, log: LogKeeper | None, shipper: Shipper) -> dict[str, Any]:
+def describe_store(
+    persister: Persister, log: LogKeeper | None, shipper: Shipper, log_is_resumed: bool = True
+) -> dict[str, Any]:
     """What is durable, by bases or by the log behind them, and at which rate the disk is worn."""
     state = persister.state
     elapsed = max(time.monotonic() - persister.started, 60.0)
     step, age = state.durable.step if state.durable else None, state.durable_age_seconds
-    if step is not None and log is not None and log.reaches(step) > step:
+    if step is not None and log is not None and log_is_resumed and log.reaches(step) > step:
         step, age = log.reaches(step), time.monotonic() - log.written_at
     total = state.bytes_written + (log.bytes_written if log else 0)
     return {

@@ -13,7 +13,7 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ log = logging.getLogger("everystep")
 _DURABLE_SECONDS = 3600.0
 _DOCUMENT_SLACK_BYTES = 16 << 10
 _LANES_MAX = 8
-_STARTS_MAX = 3
+_FIGURES = ("records_let_go", "rebases", "edits", "stall_seconds", "device_stall_seconds")
 
 
 class Recorder:
@@ -64,8 +64,7 @@ class Recorder:
         optimizers: Optimizers,
         user_state: UserState,
     ) -> None:
-        self.path = path
-        self.step = 0
+        self.path, self.step = path, 0
         self.point: Point | None = None  # where in the run's lineage we stand
         self.versions: list[int] = []
         self.turn = OpenTurn()
@@ -86,13 +85,7 @@ class Recorder:
         self._failures = 0
         self._retry_at = 0.0
         self._starter = Starter(self._connection_beside)
-        self._past: dict[str, Any] = {
-            "records_let_go": 0,
-            "rebases": 0,
-            "edits": 0,
-            "stall_seconds": 0.0,
-            "device_stall_seconds": 0.0,
-        }
+        self._past: dict[str, Any] = dict.fromkeys(_FIGURES, 0)
 
     # ------------------------------------------------------------------ connecting
 
@@ -245,14 +238,8 @@ class Recorder:
         def guarded(*args: Any, **kwargs: Any) -> Any:
             began = time.perf_counter()
             try:
-                return work(*args, **kwargs)
-            except CaptureTooLarge as error:
-                log.info("ring_outgrown run=%s %s", self.path, error)
-                self._document_bytes = (
-                    max(2 * self._document_bytes, error.need_bytes) + _DOCUMENT_SLACK_BYTES
-                )
-                if self.tap is not None:
-                    self.tap.outgrown = True
+                with self._or_outgrow():
+                    return work(*args, **kwargs)
             except Exception as error:
                 if self._options.on_failure == "raise":
                     raise
@@ -262,6 +249,18 @@ class Recorder:
             return None
 
         return guarded
+
+    @contextlib.contextmanager
+    def _or_outgrow(self) -> Iterator[None]:
+        """A record that is too large for its slot is not sent: a larger ring is needed."""
+        try:
+            yield
+        except CaptureTooLarge as error:
+            log.info("ring_outgrown run=%s %s", self.path, error)
+            larger = max(2 * self._document_bytes, error.need_bytes)
+            self._document_bytes = larger + _DOCUMENT_SLACK_BYTES
+            if self.tap is not None:
+                self.tap.outgrow()
 
     def _change(self) -> None:
         """The census or a slot's size is no longer right: a new shadow, the old one until it is based."""
@@ -409,7 +408,7 @@ class Recorder:
         if self.connection is None:
             self._still_sealed("close")
         self._look_after_shadow()
-        for _ in range(_STARTS_MAX):
+        for _ in range(_LANES_MAX):
             if self.connection is not None or self._retry_at == math.inf:
                 break
             self._still_sealed("close")
@@ -440,9 +439,9 @@ class Recorder:
     def bring_shadow_up_to_date(self, operation: str) -> None:
         """Return when everything sealed so far is in the ring: what is left of a base goes now."""
         if self.tap is not None:
-            self.tap.open()
-            with self.tap.awake():
-                self._send_base(operation)
+            with self._or_outgrow():
+                self.tap.open()
+            self._send_base(operation)
             self.tap.land()
         self.wait_for_successor()
 
@@ -476,7 +475,8 @@ class Recorder:
     def _seal_again(self, operation: str) -> None:
         """The same step once more: it sends what the shadow has asked for."""
         assert self.tap is not None
-        self.tap.seal(self.step, self._still_sealed(operation))
+        with self._or_outgrow(), self.tap.awake():
+            self.tap.seal(self.step, self._still_sealed(operation))
         if self.tap.outgrown:  # it has sent nothing, and never will
             self._change()
 

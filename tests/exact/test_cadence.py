@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -124,6 +126,21 @@ def test_flush_in_a_turn_has_the_groups_of_the_seal(tmp_path: Path) -> None:
     with everystep.attach(again.model, again.optimizer, **given) as run:
         assert (run.step, schedule.last_epoch) == (3, 0)
         assert again.optimizer.param_groups[0]["lr"] == 0.05
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_close_of_a_state_that_has_outgrown_its_slot(tmp_path: Path, dies: bool) -> None:
+    """Between two bases nobody sends it: close is the first to find out."""
+    seed_all(1)
+    job, grown = build(), {"seen": b""}
+    given = {"run": tmp_path / "run", "state": {"grown": grown}}
+    with everystep.attach(job.model, job.optimizer, every=1000, **given) as run:
+        for step in run.steps(4):
+            job.turn(step)
+            grown["seen"] = bytes(1_000_000)
+            if step == 2 and dies:
+                os.kill(run.status()["pid"], signal.SIGKILL)
+    assert everystep.open_run(tmp_path / "run").steps[-1] == 4
 
 
 def test_flush_behind_a_backward_is_refused_where_the_seal_was_not_recorded(tmp_path: Path) -> None:

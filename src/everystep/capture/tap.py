@@ -250,6 +250,10 @@ class Tap:
     def base_is_sent(self) -> bool:
         return not self.states.atoms_left
 
+    def outgrow(self) -> None:
+        """The last seal was too large, and is not sent."""
+        self.outgrown = self._unsent = True
+
     @property
     def has_sent_all(self) -> bool:
         """Whether the last seal and all that it stands on are in the ring."""

@@ -32,8 +32,8 @@ IN_LOOP: dict[str, tuple[str, list[str]]] = {
 }
 IN_ATTACH: dict[str, tuple[str, list[str]]] = {
     "found": ("after", ["everystep.session:find_newest"]),
-    "loading": ("before", ["everystep.session:load_optimizers"]),
-    "loaded": ("after", ["everystep.session:load_optimizers"]),
+    "loading": ("before", ["everystep.loading:load_optimizers"]),
+    "loaded": ("after", ["everystep.loading:load_optimizers"]),
     "before the shadow": ("before", ["everystep.connection:start_shadow"]),
     "shadow starting": ("before", ["everystep.shadow.spawn:_read_pid"]),
     "shadow started": ("after", ["everystep.connection:start_shadow"]),

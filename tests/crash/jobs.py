@@ -146,7 +146,8 @@ class Journal:
 
 
 def read_journal(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    text = path.read_text() if path.exists() else ""
+    return [json.loads(line) for line in text.splitlines(True) if line.endswith("\n")]
 
 
 def train(name: str, total: int, journal: Path, run: Path | None = None, **options: Any) -> Job:

@@ -215,7 +215,7 @@ def test_a_repair_does_not_take_in_half_of_the_next_step(tmp_path: Path) -> None
                 rot_in_replica(status["pid"], model.first.weight, flip(12_345))
             turn(model, optimizer)
             if step == 10:
-                with pytest.raises(everystep.EverystepError, match="the next one has begun"):
+                with pytest.raises(everystep.EverystepError, match="the step after it has begun"):
                     run.flush()
     other, its = build()
     assert everystep.restore(tmp_path / "run", other, its) == 11

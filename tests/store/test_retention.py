@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from everystep.core.census import Atom, Census, Mode, OptimizerSpec
 from everystep.core.events import Seal
 from everystep.core.retention import Rules
-from everystep.errors import CorruptData, StepUnavailable, UsageError
+from everystep.errors import CorruptData, NothingToRecover, StepUnavailable, UsageError
 from everystep.format.base import Manifest, Point, SessionValues, after_seal
 from everystep.recover.find import find_newest
 from everystep.store import layout
@@ -244,7 +244,8 @@ def test_a_base_without_slots_is_not_resumed_from(tmp_path: Path) -> None:
         find_newest(run, None, 1)
     assert verify_run(run).problems == []
     (layout.base_dir(run, 1, 2) / layout.WEIGHTS).unlink()
-    assert find_newest(run, None)[0] is None, "what is left of step 1 is no state"
+    with pytest.raises(NothingToRecover):  # what is left of step 1 is no state
+        find_newest(run, None)
 
 
 def test_rules_and_metrics_are_remembered(tmp_path: Path) -> None:

@@ -37,8 +37,8 @@ MUTANTS = [
     Mutant(
         "gradients carried over a seal are not recorded",
         "capture/pending.py",
-        "            sends = self._carries_over(index, gradients)",
-        "            sends = self._carries_over(index, gradients) and False",
+        "            sends = self._carries_over(index, gradients, called=called, again=again)",
+        "            sends = False",
     ),
     Mutant(
         "slots are watched by version alone",
@@ -116,8 +116,8 @@ MUTANTS = [
     Mutant(
         "the seal has the random states of the step before",
         "capture/tap.py",
-        "                self._send_seal(step, moment)",
-        "                self._send_seal(step, Moment(self._last_rng or moment.rng, moment.state))",
+        "        rng, state, groups = moment\n",
+        "        rng, state, groups = moment\n        rng = self._last_rng or rng\n",
     ),
     Mutant(
         "random states are not restored",
@@ -170,8 +170,8 @@ MUTANTS = [
     Mutant(
         "a step recorded after its seal has the random states of that time",
         "recorder.py",
-        "        self.tap.seal(self.step, self._still_sealed(operation))\n",
-        "        self.tap.seal(self.step, Moment.now(self._user_state))\n",
+        "            self.tap.seal(self.step, self._still_sealed(operation))\n",
+        "            self.tap.seal(self.step, Moment.now(self._user_state, self.live))\n",
     ),
     Mutant(
         "state under keys that are no parameters does not come back",

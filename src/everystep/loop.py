@@ -48,7 +48,11 @@ class Steps:
 
     def __next__(self) -> int:
         run = self._run
-        run.next_turn()
+        try:
+            run.next_turn()
+        except BaseException:  # Ctrl-C in the midst of a seal: nobody knows how far it came
+            run.turn = Turn.BROKEN
+            raise
         self._current = run.step < self._total
         run.turn = Turn.OPEN if self._current else Turn.SEALED
         if not self._current:

@@ -125,3 +125,18 @@ def test_an_iterator_that_is_kept_goes_on() -> None:
         break
     assert run.turn is Turn.OPEN and list(steps) == [1, 2]
     assert run.sealed == [0, 1, 2]
+
+
+class Interrupted(Counter):
+    def next_turn(self) -> None:
+        super().next_turn()
+        if self.step == 1:  # Ctrl-C in the midst of a seal
+            raise KeyboardInterrupt
+
+
+def test_a_seal_that_was_interrupted_is_not_a_finished_turn() -> None:
+    run = Interrupted()
+    with contextlib.suppress(KeyboardInterrupt):
+        for _ in run.steps(3):
+            pass
+    assert run.turn is Turn.BROKEN

@@ -213,9 +213,11 @@ class Recorder:
         if moved_on is None:
             moved_on = self.tap is None or self.tap.has_moved_on()
         if moved_on or self.turn.sealed is None:
+            left = (
+                "the step after it has begun" if self.turn.sealed else "its state could not be kept"
+            )
             raise EverystepError(
-                f"{operation} {self.path}: step {self.step} is not recorded ({self.mode[1]}), and the step "
-                "after it has begun",
+                f"{operation} {self.path}: step {self.step} is not recorded ({self.mode[1]}), and {left}",
                 hint=f"call {operation} before anything of a step changes weights, buffers or gradients, or "
                 "once it is sealed",
             )
@@ -257,8 +259,9 @@ class Recorder:
             yield
         except CaptureTooLarge as error:
             log.info("ring_outgrown run=%s %s", self.path, error)
-            larger = max(2 * self._document_bytes, error.need_bytes)
-            self._document_bytes = larger + _DOCUMENT_SLACK_BYTES
+            self._document_bytes = max(
+                2 * self._document_bytes, error.need_bytes + _DOCUMENT_SLACK_BYTES
+            )
             if self.tap is not None:
                 self.tap.outgrow()
 
@@ -311,12 +314,8 @@ class Recorder:
         self.tap.states.queue_base(fresh=True)
         self.open_as_loaded()
         if self.tap is not None:  # unless the first seal failed again
-            log.warning(
-                "reconnected run=%s step=%d shadow=%d",
-                self.path,
-                self.step,
-                started.connection.shadow.pid,
-            )
+            pid = started.connection.shadow.pid
+            log.warning("reconnected run=%s step=%d shadow=%d", self.path, self.step, pid)
             self.problem, self._failures = "", 0
 
     def _lose(self, reason: str) -> None:
@@ -393,8 +392,8 @@ class Recorder:
             raise ShadowLost(f"run {self.path}: no shadow at the moment ({self.problem})")
         return self.connection.shadow.ask(request, timeout_seconds=timeout_seconds)
 
-    def finish(self) -> None:
-        """Make everything durable and let the shadow go."""
+    def finish(self) -> bool:
+        """Make everything durable and let the shadow go; True: it is done."""
         try:
             answer = self._close_shadow()
         except ShadowLost:  # it has died meanwhile: a new one is given the same step
@@ -403,6 +402,7 @@ class Recorder:
             raise EverystepError(f"close {self.path} at step {self.step}: {answer.error}")
         if self.connection is not None:
             self.connection.shadow.wait_gone(10)
+        return True
 
     def _close_shadow(self) -> Answer:
         if self.connection is None:

@@ -446,9 +446,9 @@ class Run:
                         self.path,
                         self.step,
                     )
-                recorder.guarded(recorder.finish)()
-                if recorder.problem:
-                    warnings.warn(f"everystep: {self.path}: {recorder.problem}", stacklevel=3)
+                if not recorder.guarded(recorder.finish)():
+                    problem = recorder.problem or "the last steps were not written"
+                    warnings.warn(f"everystep: {self.path}: {problem}", stacklevel=3)
         finally:
             self._closed = True
             recorder.abandon()

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import everystep
+from everystep.recorder import Recorder
 
 _DEADLINE_SECONDS = 60.0
 
@@ -78,3 +79,13 @@ def test_a_store_that_fails(tmp_path: Path, caplog: pytest.LogCaptureFixture) ->
     bases.with_name("moved").rename(bases)
     training.until_told(caplog, "all is well again")
     training.run.close()
+
+
+def test_a_close_that_does_not_finish_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever ended it: a close without a word means that everything is durable."""
+    training = Training(tmp_path / "run")
+    monkeypatch.setattr(Recorder, "finish", lambda self: None)
+    with pytest.warns(UserWarning, match="the last steps were not written"):
+        training.run.close()

@@ -150,9 +150,8 @@ class Presence:
 
     def honest(self, status: dict[str, Any]) -> dict[str, Any]:
         """A directory that is not there any more holds nothing that could be resumed from."""
-        if (
-            self._persister.state.problem and not self.lost
-        ):  # a write has failed: it may be just that
+        # a write that has failed may be the first to see it
+        if self._persister.state.problem and not self.lost:
             self.lost = self._persister.what_is_lost()
         return {**status, **dict.fromkeys(_CLAIMS)} if self.lost else status
 

@@ -305,6 +305,44 @@ def test_a_turn_that_an_exception_left_is_taken_back(tmp_path: Path, error: Any)
     same(end, outcome.end, "resumed")
 
 
+def with_later_group(leaves: frozenset[int] = frozenset()) -> Job:
+    """The bias joins the optimizer at step 2. Each step of `leaves` is left once, by an exception before
+    gradients are cleared."""
+    model = nn.Linear(4, 3)
+    model.bias.requires_grad_(False)
+    optimizer = optim.SGD([model.weight], lr=0.1)
+    left = set(leaves)
+
+    def turn(step: int) -> Any:
+        model.bias.requires_grad_(step >= 2)
+        if step == 2:
+            optimizer.add_param_group({"params": [model.bias], "lr": 0.05})
+        loss = model(torch.randn(5, 4)).square().mean()
+        loss.backward()
+        optimizer.step()
+        if step in left:
+            left.remove(step)
+            raise KeyboardInterrupt
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return Job(model, optimizer, turn)
+
+
+def test_a_turn_that_is_taken_back_leaves_no_gradient_on_a_group_it_added(tmp_path: Path) -> None:
+    """Else the turn that is done again would add to it."""
+    end, losses, _ = unbroken(with_later_group, 4)
+    job, attached = started(tmp_path / "run", partial(with_later_group, frozenset({2})))
+    found = {}
+    with attached as run:
+        for _ in range(2):
+            with contextlib.suppress(KeyboardInterrupt):
+                for step in run.steps(4):
+                    found[step] = freeze(job.turn(step))
+        same(losses, found, "losses")
+        same(end, look(job), "end")
+
+
 def test_a_bare_loop_that_was_interrupted_begins_its_turn_again(tmp_path: Path) -> None:
     end, losses, _ = unbroken(simple, 4)
     job, run = started(tmp_path / "run")

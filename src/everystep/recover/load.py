@@ -216,6 +216,7 @@ def remove_later_groups(census: Census, optimizers: Mapping[str, torch.optim.Opt
             for group in optimizer.param_groups[len(spec.groups) :]:
                 for parameter in group["params"]:
                     optimizer.state.pop(parameter, None)
+                    parameter.grad = None  # the later turn's; loading gives back what waited
             del optimizer.param_groups[len(spec.groups) :]
 
 

@@ -99,15 +99,16 @@ def _run(storm: Storm, given: argparse.Namespace) -> int:
     open_ones: collections.Counter[str] = collections.Counter()
     for program, verdict in storm.verdicts(_programs(given), given.jobs):
         count += 1
+        if given.json:
+            print(json.dumps({"seed": program.seed, "kind": verdict.kind}), flush=True)
         refused += bool(verdict.refused) and not verdict.failures
         if given.verbose:
             print(f"{program.seed:6} {verdict.kind or verdict.refused[:60] or 'ok'}", flush=True)
-        if verdict.failures and (why := known(program, verdict.kind)) and not given.json:
+        if verdict.failures and (why := known(program, verdict.kind)):
             open_ones[why] += 1
         elif verdict.failures:
             failed[verdict.kind].append((program, verdict.failures[0]))
     if given.json:
-        print(json.dumps({p.seed: kind for kind, cases in failed.items() for p, _ in cases}))
         return int(bool(failed))
     seconds, total = time.monotonic() - began, sum(map(len, failed.values()))
     exact = count - total - refused - open_ones.total()
@@ -189,7 +190,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--quiet", action="store_true", help="print no scripts")
     parser.add_argument("--verbose", action="store_true", help="print one line for each program")
     parser.add_argument(
-        "--json", action="store_true", help="print which seeds failed, and how, and nothing else"
+        "--json",
+        action="store_true",
+        help="print a line for each program: its seed and how it failed; nothing else",
     )
     parser.add_argument(
         "--mutants",

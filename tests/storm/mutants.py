@@ -6,13 +6,16 @@ one, add an entry; its old text has to occur as often as it says.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -278,12 +281,12 @@ def plant(mutant: Mutant, folder: Path) -> Path:
 def hunt(names: list[str], n: int, seed: int, jobs: int) -> int:
     """Print within how many programs each mutant is found; 1 if one is not."""
     chosen = [m for m in MUTANTS if not names or any(name in m.name for name in names)]
-    baseline = _Failing(ROOT / "src", jobs)
+    baseline = _Baseline()
     missed = 0
     for mutant in chosen:
+        began = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="st-") as folder:
-            began = time.monotonic()
-            found = _find(_Failing(plant(mutant, Path(folder)), jobs), baseline, n, seed)
+            found = _find(plant(mutant, Path(folder)), baseline, n, seed, jobs)
         seconds = time.monotonic() - began
         told = f"{found[0]} programs ({found[1]})" if found else f"NOT within {n}"
         print(f"{mutant.name}: {told}, {seconds:.0f} s", flush=True)
@@ -291,40 +294,48 @@ def hunt(names: list[str], n: int, seed: int, jobs: int) -> int:
     return int(missed > 0)
 
 
-def _find(mutated: _Failing, baseline: _Failing, n: int, seed: int) -> tuple[int, str] | None:
-    for first in range(seed, seed + n, _BATCH):
-        count = min(_BATCH, seed + n - first)
-        found = mutated.kinds(first, count)
-        for program in sorted(found):
-            known = baseline.kinds(program, 1)
-            if not found[program].startswith("storm:") and found[program] != known.get(program):
-                return program - seed + 1, found[program]
+def _find(
+    sources: Path, baseline: _Baseline, n: int, seed: int, jobs: int
+) -> tuple[int, str] | None:
+    with contextlib.closing(_verdicts(sources, seed, n, jobs)) as verdicts:
+        for program, kind in verdicts:
+            if kind and not kind.startswith("storm:") and kind != baseline.kind(program):
+                return program - seed + 1, kind
     return None
 
 
-_BATCH = 20
+class _Baseline:
+    """How programs fail on the sources as they are. Remembers: it is asked for every mutant."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, str] = {}
+
+    def kind(self, program: int) -> str:
+        if program not in self._known:
+            self._known |= dict(_verdicts(ROOT / "src", program, 1, 1))
+        return self._known[program]
 
 
-class _Failing:
-    """Which programs fail on some sources, and how. Remembers: the baseline is asked for every mutant."""
+def _verdicts(sources: Path, seed: int, n: int, jobs: int) -> Iterator[tuple[int, str]]:
+    """Programs and how they failed, as they come; who has seen enough closes it."""
+    words = ["--seed", str(seed), "--n", str(n), "--jobs", str(jobs), "--json"]
+    storm = subprocess.Popen(
+        [sys.executable, "-m", "tests.storm", *words],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(sources)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert storm.stdout is not None
+    try:
+        for line in storm.stdout:
+            verdict = json.loads(line)
+            yield verdict["seed"], verdict["kind"]
+    finally:
+        storm.send_signal(signal.SIGINT)  # it ends the programs that it has begun
+        storm.stdout.close()
+        storm.wait(_END_SECONDS)
 
-    def __init__(self, sources: Path, jobs: int) -> None:
-        self._sources, self._jobs = sources, jobs
-        self._known: dict[tuple[int, int], dict[int, str]] = {}
 
-    def kinds(self, seed: int, count: int) -> dict[int, str]:
-        if (seed, count) not in self._known:
-            self._known[seed, count] = self._run(seed, count)
-        return self._known[seed, count]
-
-    def _run(self, seed: int, count: int) -> dict[int, str]:
-        words = ["--seed", str(seed), "--n", str(count), "--jobs", str(self._jobs), "--json"]
-        done = subprocess.run(
-            [sys.executable, "-m", "tests.storm", *words],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(self._sources)},
-            capture_output=True,
-            text=True,
-            timeout=60 * count,
-        )
-        return {int(k): v for k, v in json.loads(done.stdout.splitlines()[-1]).items()}
+_END_SECONDS = 120.0

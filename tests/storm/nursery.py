@@ -108,8 +108,9 @@ class _Server:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._listener.bind(address)
+        self._listener.bind(f"{address}-soon")
         self._listener.listen(64)
+        Path(f"{address}-soon").rename(address)  # who sees it may connect
 
     def serve(self) -> None:
         """Until the runner's end of our stdin is closed."""

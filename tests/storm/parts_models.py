@@ -175,6 +175,6 @@ MODELS = [
         gives="module own_loss sparse single",
         excused_by="cannot be recorded",
         tells="cannot be recorded",
-        weight=0.7,
+        weight=1.5,
     ),
 ]

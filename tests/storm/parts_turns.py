@@ -106,12 +106,14 @@ loss.backward()
 @backward
 group = opts[0].param_groups[-1]
 lr = group["lr"]
-group["lr"] = "no number" if step % 4 == 2 else lr
+if step % 4 == 2:
+    $how
 try:
     opts[0].step()
-except (TypeError, RuntimeError, ValueError):
+except (TypeError, RuntimeError, ValueError, ZeroDivisionError):
     pass
 group["lr"] = lr
+vars(opts[0]).pop("_init_group", None)
 @stepped
 @zero end
 """
@@ -189,6 +191,8 @@ TURNS = [
         gives="skips",
         bars="closure_only own lazy",
         zero=_ZERO,
+        how=["opts[0]._init_group = lambda *_: 1 / 0", 'group["lr"] = "no number"'],
+        weight=1.5,
     ),
     part("alternate", {"turn": _ALTERNATE}, weight=0.6, bars="closure_only one", zero=_ZERO),
     part("sam", {"turn": _SAM}, weight=0.6, bars="closure_only sparse lazy"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise, product
@@ -14,8 +15,8 @@ from torch import nn, optim
 
 import everystep
 
-from .compare import freeze
-from .harness import SEED, Job, check, seed_all
+from .compare import freeze, same
+from .harness import SEED, Job, check, look, seed_all, unbroken
 from .lagging import use_lagging_sides
 
 ADAMW = partial(optim.AdamW, lr=0.05)
@@ -71,6 +72,31 @@ def sparse() -> Job:
     return Job(model, optimizer, turn)
 
 
+def clipped_as_a_whole(clear: str, leaves: frozenset[int] = frozenset()) -> Job:
+    """Its head is in no optimizer, but its gradient reaches the weights through the norm of the whole. Each
+    step of `leaves` is left once, by an exception behind `backward`."""
+    model = nn.Sequential(nn.Linear(5, 5), nn.Linear(5, 3))
+    optimizer = optim.AdamW(model[0].parameters(), lr=0.05)
+    left = set(leaves)
+
+    def turn(step: int) -> Any:
+        if clear == "all first":
+            model.zero_grad()
+        loss = model(torch.randn(4, 5)).square().mean()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        if step in left:
+            left.remove(step)
+            raise KeyboardInterrupt
+        optimizer.step()
+        optimizer.zero_grad()
+        if clear == "all as zeros":
+            model.zero_grad(set_to_none=False)
+        return loss.detach()
+
+    return Job(model, optimizer, turn)
+
+
 def lambs(parameters: Any) -> Any:
     """Not torch's: its calls are kept in a log."""
     return Scaling(parameters, {"lr": 0.05})
@@ -105,6 +131,29 @@ def test_a_resume_within_a_window_has_its_gradients(tmp_path: Path, name: str, s
     where = "shadow" if source == "shadow" else "store"
     build = partial(accumulating, *JOBS[name])
     check(build, tmp_path, total=9, die_at=(2, 5), source=where, **options)
+
+
+@pytest.mark.parametrize("source", ["shadow", "store", "log"])
+@pytest.mark.parametrize("clear", ["own", "all first", "all as zeros"])
+def test_gradients_of_parameters_in_no_optimizer(tmp_path: Path, clear: str, source: str) -> None:
+    options = {"durable_log": 1, "durable_every": "1h"} if source == "log" else {}
+    where = "shadow" if source == "shadow" else "store"
+    build = partial(clipped_as_a_whole, clear)
+    check(build, tmp_path, total=9, die_at=(2, 5), source=where, **options)
+
+
+@pytest.mark.parametrize("clear", ["own", "all first"])
+def test_a_turn_that_is_taken_back_takes_them_back_too(tmp_path: Path, clear: str) -> None:
+    end, losses, _ = unbroken(partial(clipped_as_a_whole, clear), 6)
+    seed_all(SEED)
+    job, found = clipped_as_a_whole(clear, frozenset({0, 3})), {}
+    with everystep.attach(job.model, job.optimizer, run=tmp_path / "run") as run:
+        for _ in range(3):
+            with contextlib.suppress(KeyboardInterrupt):
+                for step in run.steps(6):
+                    found[step] = freeze(job.turn(step))
+        same(losses, found, "losses")
+        same(end, look(job), "end")
 
 
 @pytest.mark.parametrize("source", ["shadow", "store"])

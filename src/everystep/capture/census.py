@@ -70,6 +70,7 @@ class LiveCensus:
         self._forms = self._group_forms()
         moved = [atom for spec in self.census.optimizers for atom in spec.atoms]
         self._moved = [self.tensors[atom] for atom in moved]
+        self.in_no_optimizer = tuple(a for a in self.census.parameters if a not in set(moved))
         self._unmoved = {atom: self.homes[atom] for atom in self.homes.keys() - set(moved)}
         homes = [(*self.homes[atom], self.tensors[atom]) for atom in self.homes.keys() & set(moved)]
         self._homes_of_moved = [module._parameters for module, *_ in homes]

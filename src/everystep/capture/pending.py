@@ -3,6 +3,9 @@
 A loop that calls `backward` every turn and `step` every few turns carries them over the seal, so they are
 sent with the record. Most loops do not need them: they call `zero_grad` after the step, or at the start of
 the next turn. That shows in the gradient objects: those of the last seal are gone by the next one.
+
+A parameter in no optimizer has a gradient, too, which training may read: `clip_grad_norm_` over the whole
+model does. Nobody consumes it, but whoever clears it does so as with the others: once a turn has stepped.
 """
 
 from __future__ import annotations
@@ -28,12 +31,12 @@ class GradientLooks:
     """Which gradients there are, and their versions. Objects are compared: ids are used again."""
 
     def __init__(self, live: LiveCensus) -> None:
-        found = ((a, live.tensors[a].grad) for s in live.census.optimizers for a in s.atoms)
+        found = ((a, live.tensors[a].grad) for a in live.census.parameters)
         self._seen = {a: (weakref.ref(g), g._version) for a, g in found if g is not None}
 
     def differing(self, live: LiveCensus) -> Iterator[tuple[int, torch.Tensor | None]]:
         """Atoms whose gradient was computed, cleared or written, and that gradient."""
-        for atom in dict.fromkeys(a for spec in live.census.optimizers for a in spec.atoms):
+        for atom in live.census.parameters:
             gradient, (was, version) = live.tensors[atom].grad, self._seen.get(atom, _NOTHING)
             if gradient is not was() or (gradient is not None and gradient._version != version):
                 yield atom, gradient
@@ -61,7 +64,7 @@ class PendingGradients:
 
     def __init__(self, live: LiveCensus, outbox: Outbox) -> None:
         self._live, self._outbox = live, outbox
-        self._atoms = [spec.atoms for spec in live.census.optimizers]
+        self._atoms = [*(spec.atoms for spec in live.census.optimizers), live.in_no_optimizer]
         self._habits = [Habit.UNKNOWN] * len(self._atoms)
         self._before: list[list[weakref.ref[torch.Tensor]]] = [[] for _ in self._atoms]
         self._looks = GradientLooks(live)  # at the last seal
@@ -77,7 +80,7 @@ class PendingGradients:
             if all(gradient is None for gradient in gradients):
                 self._before[index] = []
                 continue
-            called = id(self._live.optimizers[index]) in consumed_by
+            called = self._is_called(index, consumed_by)
             sends = self._carries_over(index, gradients, called=called, again=again)
             for atom, gradient in zip(atoms, gradients, strict=True):
                 if gradient is None or held[atom]:
@@ -92,6 +95,11 @@ class PendingGradients:
                     zeros[atom] = True
         self.turn()
         return Presence(*(pack_presence(p) if any(p) else b"" for p in (zeros, held, sparse)))
+
+    def _is_called(self, index: int, consumed_by: Set[int]) -> bool:
+        if index == len(self._live.optimizers):  # of no optimizer
+            return bool(consumed_by)
+        return id(self._live.optimizers[index]) in consumed_by
 
     def _carries_over(
         self, index: int, gradients: Sequence[torch.Tensor | None], *, called: bool, again: bool

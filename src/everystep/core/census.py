@@ -103,6 +103,11 @@ class Census(msgspec.Struct, frozen=True, dict=True):
         return msgspec.structs.replace(self, script=other.script) == other
 
     @cached_property
+    def parameters(self) -> tuple[int, ...]:
+        """Atoms that may have a gradient, those of no optimizer included."""
+        return tuple(i for i, atom in enumerate(self.atoms) if not atom.buffer)
+
+    @cached_property
     def layouts(self) -> tuple[GradientLayout, ...]:
         """Of every optimizer's calls; asked for at every step."""
         sizes = [[self.atoms[atom].bytes for atom in spec.atoms] for spec in self.optimizers]

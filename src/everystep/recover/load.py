@@ -157,8 +157,7 @@ def redo_tail(
     for _, optimizer in optimizers:
         in_order(optimizer)
     _replay_tail(found, by_index, tensors, ids, slots, pending)
-    atoms = {atom for spec in found.census.optimizers for atom in spec.atoms}
-    pending.finish(found.session.pending, atoms)
+    pending.finish(found.session.pending, found.census.parameters)
 
 
 def _slot_loader(
@@ -216,7 +215,6 @@ def remove_later_groups(census: Census, optimizers: Mapping[str, torch.optim.Opt
             for group in optimizer.param_groups[len(spec.groups) :]:
                 for parameter in group["params"]:
                     optimizer.state.pop(parameter, None)
-                    parameter.grad = None  # the later turn's; loading gives back what waited
             del optimizer.param_groups[len(spec.groups) :]
 
 

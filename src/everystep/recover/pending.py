@@ -31,7 +31,7 @@ class Pending:
                 uploads.copy(self.of(t.atom), view_tensor(t.data, t.dtype, t.shape))
 
     def finish(self, pending: Presence, atoms: Iterable[int]) -> None:
-        """Give every parameter of an optimizer the gradient it had, or none."""
+        """Give every parameter the gradient it had, or none."""
         count = max(self._ids, default=-1) + 1
         zeros = unpack_presence(pending.zeros, count)
         sparse = unpack_presence(pending.sparse, count)

@@ -83,9 +83,10 @@ class Storm:
 def main() -> int:
     given = _arguments()
     if given.mutants is not None:
-        from storm.mutants import hunt
+        from storm.mutants import Drawn, hunt
 
-        return hunt(given.mutants, given.n, given.seed, given.jobs)
+        drawn = Drawn(given.n, given.seed, given.jobs, ",".join(given.only))
+        return hunt(given.mutants, drawn)
     storm = Storm(cold=given.cold)
     try:
         return _run(storm, given)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from typing import Any
 
 from storm.parts_edits import EDITS
 from storm.parts_faults import FAULTS
@@ -24,6 +23,8 @@ PARTS: dict[str, dict[str, Part]] = {
     )
 }
 _STEPS = (8, 12, 12, 16, 24)
+_LIKED = 4
+_LATE = 0.7
 _HOW_MANY = {
     "states": (0, 0, 1, 1, 2),
     "edits": (0, 1, 1, 2, 3),
@@ -48,17 +49,25 @@ def draw(seed: int, only: frozenset[str] = frozenset()) -> Program:
             left = first or left
             if not left:
                 break
-            part = chance.choices(left, [p.weight for p in left])[0]
+            part = chance.choices(left, [_weight(p, tags) for p in left])[0]
             tags |= part.gives
-            values = {k: _value(chance, k, choices, steps) for k, choices in part.params.items()}
+            turns = _turns(chance, steps, picked.get("edits", []) if registry == "faults" else [])
+            values = {k: chance.choice(choices or turns) for k, choices in part.params.items()}
             picked[registry].append(Pick(part.name, values))
     picked["faults"] = _in_order(picked["faults"])
     single = {r: picked[r][0] for r in REGISTRIES if r not in _HOW_MANY}
     return Program(seed, steps, **single, **{r: tuple(picked[r]) for r in _HOW_MANY})
 
 
-def _value(chance: random.Random, name: str, choices: list[Any], steps: int) -> Any:
-    return chance.choice(choices) if choices else chance.randrange(1, steps)
+def _weight(part: Part, tags: set[str]) -> float:
+    return part.weight * (_LIKED if part.likes & tags else 1)
+
+
+def _turns(chance: random.Random, steps: int, edits: list[Pick]) -> range:
+    """When something may happen. Faults mostly come after the edits, or they say nothing of them."""
+    last = max((edit.values.get("at", 0) for edit in edits), default=0)
+    late = last if chance.random() < _LATE else 0
+    return range(min(late + 1, steps - 1), steps)
 
 
 def _is_new(registry: str, part: Part, before: list[Pick]) -> bool:
@@ -101,8 +110,9 @@ def life_of_faults(program: Program) -> list[int]:
     lives, life = [], 0
     for pick in program.faults:
         part = PARTS["faults"][pick.name]
-        lives.append(max(life - 1, 0) if "between" in part.text else life)
-        life += "ends" in part.gives
+        ends = "ends" in part.gives
+        lives.append(max(life - 1, 0) if "between" in part.text and not ends else life)
+        life += ends
     return lives
 
 

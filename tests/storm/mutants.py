@@ -22,13 +22,40 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 
 
-class Mutant(NamedTuple):
-    name: str
+class Change(NamedTuple):
     file: str  # below src/everystep
     old: str
     new: str
     times: int = 1  # that the old text occurs, each of which is replaced
 
+
+class Mutant:
+    """A fault: one change, or several where each alone is made good by the others."""
+
+    def __init__(
+        self, name: str, file: str, old: str, new: str, times: int = 1, also: Change | None = None
+    ) -> None:
+        self.name = name
+        self.changes = [Change(file, old, new, times), *([also] if also else [])]
+
+
+_CARRY_OUT = (
+    """        try:
+            lineage = self._own_lineage()
+            doomed = unreferenced(self._run, lineage.candidates, before.epoch)
+            if plan.keep:
+                doomed += old_segments(self._run, lineage, plan.log_begins_at)
+            check_fence(self._run, before.epoch)
+        except Fenced:
+            if self.manifest != before:
+                self._write(before)
+            raise
+        return remove(doomed, lambda: check_fence(self._run, before.epoch))
+""",
+    """        return remove(unreferenced(self._run, plan.keep, 10**9), lambda: None)
+""",
+)
+_MOVED_WITH = "    return card if card is not None else _moved_with(run)"
 
 MUTANTS = [
     Mutant(
@@ -100,8 +127,8 @@ MUTANTS = [
     ),
     Mutant(
         "a new base does not say which atoms changed",
-        "capture/calls.py",
-        "                self._versions[atom] = target",
+        "shadow/intake.py",
+        "                self.replica.versions[atom] = seal.step",
         "                pass",
     ),
     Mutant(
@@ -143,8 +170,8 @@ MUTANTS = [
     Mutant(
         "a step that raised counts",
         "capture/calls.py",
-        "        self.discard()\n        gradients = list(map(_grad, self._parameters[index]))",
-        "        self.done(index)\n        gradients = list(map(_grad, self._parameters[index]))",
+        "            self._outbox.unroom(self._pending[0].at)\n",
+        "            self._outbox.add(self._pending[0])\n",
     ),
     Mutant(
         "a gradient of zeros comes back as none",
@@ -155,8 +182,8 @@ MUTANTS = [
     Mutant(
         "a sparse gradient comes back dense",
         "recover/pending.py",
-        "            elif sparse[atom]:",
-        "            elif False:",
+        "torch.zeros_like(parameter, layout=torch.sparse_coo).detach()",
+        "torch.zeros_like(parameter).detach()",
     ),
     Mutant(
         "optimizers that share a parameter are kept in different modes",
@@ -187,11 +214,12 @@ MUTANTS = [
         "lane/runtime.py",
         "os.path.realpath(run)",
         "os.path.abspath(run)",
+        also=Change("recover/meet.py", _MOVED_WITH, "    return card"),
     ),
     Mutant(
         "the shadow of a moved run is not found",
         "recover/meet.py",
-        "    return card if card is not None else _moved_with(run)",
+        _MOVED_WITH,
         "    return card",
     ),
     Mutant(
@@ -261,6 +289,13 @@ MUTANTS = [
         "        remove_later_groups(live.census, live.keyed)\n",
         "",
     ),
+    Mutant(
+        "gradients of parameters in no optimizer are not recorded",
+        "capture/pending.py",
+        ", live.in_no_optimizer]",
+        ", ()]",
+    ),
+    Mutant("a zombie removes what its successor wrote", "store/epoch.py", *_CARRY_OUT),
 ]
 
 
@@ -268,59 +303,68 @@ def plant(mutant: Mutant, folder: Path) -> Path:
     """A copy of the sources with the mutant in it."""
     target = folder / "src"
     shutil.copytree(ROOT / "src", target, ignore=shutil.ignore_patterns("__pycache__"))
-    path = target / "everystep" / mutant.file
-    text = path.read_text()
-    if (found := text.count(mutant.old)) != mutant.times:
-        raise LookupError(
-            f"mutant {mutant.name!r}: {found} times in {mutant.file}, expected {mutant.times}"
-        )
-    path.write_text(text.replace(mutant.old, mutant.new))
+    for change in mutant.changes:
+        path = target / "everystep" / change.file
+        text = path.read_text()
+        if (found := text.count(change.old)) != change.times:
+            raise LookupError(
+                f"mutant {mutant.name!r}: {found} times in {change.file}, expected {change.times}"
+            )
+        path.write_text(text.replace(change.old, change.new))
     return target
 
 
-def hunt(names: list[str], n: int, seed: int, jobs: int) -> int:
+class Drawn(NamedTuple):
+    """Which programs: `n` of them from `seed` on, `jobs` at a time, around the parts of `only`."""
+
+    n: int
+    seed: int
+    jobs: int
+    only: str = ""
+
+
+def hunt(names: list[str], drawn: Drawn) -> int:
     """Print within how many programs each mutant is found; 1 if one is not."""
     chosen = [m for m in MUTANTS if not names or any(name in m.name for name in names)]
-    baseline = _Baseline()
+    baseline = _Baseline(drawn.only)
     missed = 0
     for mutant in chosen:
         began = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="st-") as folder:
-            found = _find(plant(mutant, Path(folder)), baseline, n, seed, jobs)
+            found = _find(plant(mutant, Path(folder)), baseline, drawn)
         seconds = time.monotonic() - began
-        told = f"{found[0]} programs ({found[1]})" if found else f"NOT within {n}"
+        told = f"{found[0]} programs ({found[1]})" if found else f"NOT within {drawn.n}"
         print(f"{mutant.name}: {told}, {seconds:.0f} s", flush=True)
         missed += not found
     return int(missed > 0)
 
 
-def _find(
-    sources: Path, baseline: _Baseline, n: int, seed: int, jobs: int
-) -> tuple[int, str] | None:
-    with contextlib.closing(_verdicts(sources, seed, n, jobs)) as verdicts:
+def _find(sources: Path, baseline: _Baseline, drawn: Drawn) -> tuple[int, str] | None:
+    with contextlib.closing(_verdicts(sources, drawn)) as verdicts:
         for program, kind in verdicts:
             if kind and not kind.startswith("storm:") and kind != baseline.kind(program):
-                return program - seed + 1, kind
+                return program - drawn.seed + 1, kind
     return None
 
 
 class _Baseline:
     """How programs fail on the sources as they are. Remembers: it is asked for every mutant."""
 
-    def __init__(self) -> None:
+    def __init__(self, only: str) -> None:
+        self._only = only
         self._known: dict[int, str] = {}
 
     def kind(self, program: int) -> str:
         if program not in self._known:
-            self._known |= dict(_verdicts(ROOT / "src", program, 1, 1))
+            self._known |= dict(_verdicts(ROOT / "src", Drawn(1, program, 1, self._only)))
         return self._known[program]
 
 
-def _verdicts(sources: Path, seed: int, n: int, jobs: int) -> Iterator[tuple[int, str]]:
+def _verdicts(sources: Path, drawn: Drawn) -> Iterator[tuple[int, str]]:
     """Programs and how they failed, as they come; who has seen enough closes it."""
-    words = ["--seed", str(seed), "--n", str(n), "--jobs", str(jobs), "--json"]
+    words = [f"--{name}={value}" for name, value in drawn._asdict().items()]
     storm = subprocess.Popen(
-        [sys.executable, "-m", "tests.storm", *words],
+        [sys.executable, "-m", "tests.storm", *words, "--json"],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(sources)},
         stdout=subprocess.PIPE,

@@ -209,7 +209,7 @@ def _be_shadow(order: dict[str, Any], channel: socket.socket, fds: list[int]) ->
     for folder in order["env"].get("PYTHONPATH", "").split(os.pathsep):
         custom = Path(folder) / "sitecustomize.py"
         if custom.is_file():
-            exec(custom.read_text(), {})
+            exec(custom.read_text(), {"__file__": str(custom)})
             break
     import everystep.shadow.__main__  # noqa: F401 - importing it runs it
 

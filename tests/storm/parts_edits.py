@@ -24,6 +24,7 @@ def _once(
     )
 
 
+_FORGETS = {"needs": "one slots", "bars": "own eager", "gives": "forgets"}
 _REPLACE = """
 old, new = params[0], nn.Parameter(params[0].detach() * 0.5)
 for m in model.modules():
@@ -71,13 +72,13 @@ EDITS = [
         "            v.zero_()",
         needs="one slots",
     ),
-    _once("forget", "opts[0].state.clear()", needs="one", bars="own closure_only eager", weight=2),
+    _once("forget", "opts[0].state.clear()", weight=4, places=["stepped", "end"], **_FORGETS),
     _once(
         "forget_one",
         "opts[0].state.pop(params[0], None)",
-        needs="one",
-        bars="own closure_only eager",
-        weight=2,
+        weight=4,
+        places=["stepped", "end", "start"],
+        **_FORGETS,
     ),
     _once(
         "load_model",
@@ -153,10 +154,23 @@ EDITS = [
             "placed": 'if step == $at:\n    opts[0].add_param_group({"params": [held], "lr": 0.03})',
         },
         needs="module one",
-        bars="strange lazy single closure_only own scheduled",
+        gives="popped",
+        bars="strange lazy single closure_only own scheduled popped",
         at=_AT,
         place=["start"],
         weight=1.2,
+    ),
+    part(
+        "left_out",  # of all optimizers, but not of the norm
+        {
+            "params": "params.pop()",
+            "placed": "nn.utils.clip_grad_norm_(model.parameters(), 0.5)",
+        },
+        needs="module",
+        gives="popped",
+        bars="strange lazy single closure_only complex sparse popped",
+        place=["backward"],
+        weight=1.5,
     ),
     part(
         "post_hook",

@@ -9,31 +9,97 @@ from storm.program import Part, part
 
 _KILL = "os.kill(os.getpid(), signal.SIGKILL)"
 _PLACES = ["stepped", "start", "backward", "end", "over"]
+_EARLY = [1, 2, 3, 4, 5, 6]
 _SHADOW = 'shadow = run.status().get("pid")'
 
 
 def _in_turn(
     name: str, what: str, *, gives: str = "ends", weight: float = 1.0, **params: list[Any]
 ) -> Part:
-    body = "\n".join(f"    {line}" for line in what.splitlines())
-    text = {"placed": f"if life == $life and step == $at:\n{body}"}
     params = {"at": [], "place": _PLACES, **params}  # the turn is drawn from those there are
-    return part(name, text, weight=weight, gives=gives, **params)
+    return part(name, {"placed": _in_life(what)}, weight=weight, gives=gives, **params)
 
 
-_CLOCK = '''
-def clock_of(run_dir):
-    place = Path(f"{run_dir}.clock")  # how far it is off, for every process that starts from here on
+def _in_life(what: str) -> str:
+    body = "\n".join(f"    {line}" for line in what.splitlines())
+    return f"if life == $life and step == $at:\n{body}"
+
+
+_PLANTED = """
+def planted(run_dir, text):
+    place = Path(f"{run_dir}.planted")  # every shadow that starts from here on runs it first
     place.mkdir(exist_ok=True)
-    (place / "sitecustomize.py").write_text(f"""
+    code = place / "sitecustomize.py"
+    if text not in (before := code.read_text() if code.exists() else ""):
+        code.write_text(before + text)
+    sys.path.insert(0, str(place))
+    return place
+"""
+_CLOCK = '''
+CLOCK = """
 import pathlib, time
-def jumped(real=time.time, by=pathlib.Path({str(place / "by")!r})):
+def jumped(real=time.time, by=pathlib.Path(__file__).with_name("by")):
     return real() + (float(by.read_text()) if by.exists() else 0)
 time.time = jumped
-""")
-    sys.path.insert(0, str(place))
-    return place / "by"
+"""
 '''
+_STUCK = '''
+STUCK = """
+import os, pathlib, signal, subprocess
+def stuck(real, armed):
+    seen = []
+    def write(*args, **more):
+        if armed.exists():
+            nth, seconds = armed.read_text().split()
+            seen.append(args)
+            if len(seen) == int(nth):
+                os.rename(armed, f"{armed}-done")
+                subprocess.Popen(["sh", "-c", f"sleep {seconds}; kill -CONT {os.getpid()}"])
+                os.kill(os.getpid(), signal.SIGSTOP)
+        return real(*args, **more)
+    return write
+for name in ("fsync", "replace", "unlink"):
+    setattr(os, name, stuck(getattr(os, name), pathlib.Path(__file__).with_name(name)))
+"""
+'''
+_SLOW = '''
+SLOW = """
+import os, time
+def slow(*args, real=os.fsync):
+    time.sleep(0.05)
+    return real(*args)
+os.fsync = slow
+"""
+'''
+_GET_STUCK = f"""if life == $life and step == $at:
+    (place / "$operation").write_text("$nth $seconds")
+elif life == $life and step > $at:
+    time.sleep(0.05)  # let it write
+    if not (place / "$operation").exists():
+        {_KILL}"""
+
+
+def _stuck(name: str, *, weight: float, option: str = "", tags: str = "") -> Part:
+    """A host hangs in the midst of a write, and comes to itself when another one has gone on with the run."""
+    text = {
+        "defs": _PLANTED + _STUCK,
+        "before": "place = planted(run_dir, STUCK)",
+        "placed": _GET_STUCK,
+        "between": "elsewhere",
+    }
+    return part(
+        name,
+        {**text, "option": option} if option else text,
+        weight=weight,
+        gives=f"ends shadow_hit {tags}",
+        bars=tags,
+        at=_EARLY,
+        place=_PLACES,
+        operation=["replace", "replace", "replace", "unlink", "fsync"],
+        nth=[1, 2, 3, 4],
+        seconds=[3.0, 0.3],
+    )
+
 
 FAULTS = [
     _in_turn("kill", _KILL, weight=5),
@@ -89,6 +155,8 @@ FAULTS = [
         seconds=[0.3, 1.0],
         weight=0.8,
     ),
+    _stuck("stuck", weight=0.5),
+    _stuck("stuck_pruning", option="durable_every=1, keep_last=1", tags="cadence prunes", weight=3),
     _in_turn(
         "disk_full",
         f"{_SHADOW}\nif shadow:\n    import resource\n"
@@ -99,9 +167,9 @@ FAULTS = [
     part(
         "clock",
         {
-            "defs": _CLOCK,
-            "before": "clock = clock_of(run_dir)",
-            "placed": 'if life == $life and step == $at:\n    clock.write_text("$by")',
+            "defs": _PLANTED + _CLOCK,
+            "before": "place = planted(run_dir, CLOCK)",
+            "placed": 'if life == $life and step == $at:\n    (place / "by").write_text("$by")',
         },
         gives="clock_hit",
         at=[],
@@ -117,7 +185,18 @@ FAULTS = [
         which=[1, 2, 3, 4],
         weight=1,
     ),
-    part("moved", {"between": "move"}, needs="ends", gives="moved", weight=0.8),
-    part("deleted", {"between": "delete"}, needs="ends", bars="moved", gives="deleted", weight=0.6),
-    part("symlink", {"between": "reach_through_link"}, needs="ends", gives="moved", weight=0.8),
+    part("moved", {"between": "move"}, needs="ends", gives="moved", weight=2),
+    part("deleted", {"between": "delete"}, needs="ends", bars="moved", gives="deleted", weight=0.8),
+    part("elsewhere", {"between": "elsewhere"}, needs="ends", weight=1.5),
+    part(
+        "symlink",  # last words take their time: who does not find the shadow finds less in the store
+        {
+            "defs": _PLANTED + _SLOW,
+            "before": "place = planted(run_dir, SLOW)",
+            "between": "reach_through_link",
+        },
+        needs="ends",
+        gives="moved",
+        weight=2,
+    ),
 ]

@@ -130,14 +130,14 @@ MODELS = [
         gives="module own_loss absent",
         weight=1.5,
     ),
-    part("odd", {"defs": _ODD, "model": "model = Odd()"}, gives="module strange"),
+    part("odd", {"defs": _ODD, "model": "model = Odd()"}, gives="module strange turned"),
     part(
         "conv",
         {
-            "model": "model = nn.Conv2d(2, 3, (2, 1)).to(memory_format=torch.channels_last)",
+            "model": "model = nn.Conv2d(2, 21, (2, 1)).to(memory_format=torch.channels_last)",
             "loss": "model(x.reshape(4, 2, 3, 1)).square().mean()",
         },
-        gives="module own_loss no_matrix",
+        gives="module own_loss no_matrix turned",
         weight=0.7,
     ),
     part(

@@ -117,7 +117,7 @@ OPTIMIZERS = [
     ),
     _torch("Adam", [*_ADAM, "decoupled_weight_decay=True"], weight=1, gives="slots"),
     _torch("AdamW", _ADAM, weight=2, gives="slots"),
-    _torch("Adagrad", ["lr_decay=0.1", *_PACE[:3]], gives="slots eager"),
+    _torch("Adagrad", ["lr_decay=0.1", *_PACE[:3]], gives="slots eager", bars="lazy"),
     _torch("Adadelta", _PACE, lr="lr=0.5", gives="slots"),
     _torch("Adamax", _PACE, gives="slots", bars="complex"),
     _torch("ASGD", _PACE, gives="slots"),
@@ -132,6 +132,7 @@ OPTIMIZERS = [
         weight=1.2,
         gives="one",
         bars="sparse complex lazy",
+        likes="turned",
         kind=["SGD", "AdamW", "Adam"],
     ),
     part(
@@ -258,6 +259,10 @@ OPTIMIZERS = [
         "replacing",
         's["m"] = 0.9 * s.get("m", torch.zeros_like(p)) + p.grad\n'
         'p.sub_(s["m"] / (1 + s["m"].norm()), alpha=group["lr"])',
+    ),
+    _own(
+        "noisy",  # a step that is done again draws other numbers
+        'p.sub_(p.grad + 0.1 * torch.randn_like(p), alpha=group["lr"])',
     ),
     part(
         "hooked",  # the user's own pre-hook changes gradients

@@ -7,10 +7,19 @@ from storm.program import part
 OPTIONS = [
     part("on_lag", {"option": "on_lag=$v"}, v=['"wait"', '"drop"'], weight=5),
     part(
-        "durable_log", {"option": "durable_log=$v"}, v=["1", "3", '"auto"'], weight=6, gives="log"
+        "durable_log",
+        {"option": "durable_log=$v"},
+        v=["1", "3", '"auto"'],
+        weight=6,
+        gives="log",
+        likes="forgets",
     ),
     part(
-        "durable_every", {"option": "durable_every=$v"}, v=["1", "3", '"0.2s"', '"auto"'], weight=3
+        "durable_every",
+        {"option": "durable_every=$v"},
+        v=["1", "3", '"0.2s"', '"auto"'],
+        weight=3,
+        gives="cadence",
     ),
     part(
         "every",
@@ -46,7 +55,7 @@ OPTIONS = [
         gives="other_class",
         weight=0.3,
     ),
-    part("keep_last", {"option": "keep_last=$v"}, v=["1", "2"], weight=0.8),
+    part("keep_last", {"option": "keep_last=$v"}, v=["1", "2"], weight=0.8, gives="prunes"),
     part("keep_every", {"option": "keep_every=$v"}, v=["2", "5"], weight=0.4),
     part("keep_best", {"option": 'keep_best="1 lowest"'}, weight=0.4),
     part("keep_hourly", {"option": "keep_hourly=1, keep_daily=1"}, weight=0.3),

@@ -170,7 +170,7 @@ TURNS = [
         k=[2, 3, 5],
     ),
     part("two_calls", {"turn": _TWO_CALLS}, bars="closure_only", zero=_ZERO),
-    part("closure", {"turn": _CLOSURE}, weight=0.7, needs="one"),
+    part("closure", {"turn": _CLOSURE}, weight=0.7, needs="one", likes="own"),
     part("lbfgs_closure", {"turn": _CLOSURE}, weight=8, needs="closure_only"),
     part(
         "scaler",

@@ -26,6 +26,9 @@ class Part(msgspec.Struct, frozen=True):
     gives: frozenset[str] = frozenset()
     needs: frozenset[str] = frozenset()
     bars: frozenset[str] = frozenset()
+    likes: frozenset[str] = (
+        frozenset()
+    )  # any of these makes it much likelier: together they go deep
     excused_by: str = ""  # a warning that says this excuses different bits, and nothing else does
     tells: str = ""  # a warning that says this is right, with no fault at all
 
@@ -39,12 +42,13 @@ def part(
     gives: str = "",
     needs: str = "",
     bars: str = "",
+    likes: str = "",
     excused_by: str = "",
     tells: str = "",
     **params: list[Any],
 ) -> Part:
     """A part, its tags written as words."""
-    words = [frozenset(tags.split()) for tags in (gives, needs, bars)]
+    words = [frozenset(tags.split()) for tags in (gives, needs, bars, likes)]
     return Part(name, text or {}, params, weight, *words, excused_by, tells)
 
 

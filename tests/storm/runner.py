@@ -21,6 +21,7 @@ from storm.render import source
 
 _SECONDS = 30.0  # a life that takes longer hangs: it dumps its stack and is ended
 _GONE_SECONDS = 10.0
+_AWAKE_SECONDS = 0.2
 
 
 @dataclass
@@ -31,7 +32,7 @@ class Life:
     ended: str
     events: list[dict[str, Any]]
     errors: str = ""
-    host_lost: bool = False  # its shadow died with it
+    host_lost: bool = False  # its shadow died with it, or is where the next life cannot see it
     after: tuple[str, ...] = ()  # disasters that followed
 
     def all(self, kind: str) -> list[dict[str, Any]]:
@@ -57,10 +58,12 @@ class Runner:
         self._program = program
         self._cold, self._plant = cold, plant
         self._folder = Path(tempfile.mkdtemp(prefix="st-"))
-        self._runtime = self._folder / "rt"
         self._pids = self._folder / "pids"
-        self._runtime.mkdir(mode=0o700)
         self._pids.mkdir()
+        self._environment = {
+            "EVERYSTEP_RUNTIME_DIR": str(self._folder / "rt"),
+            "STORM_PIDS": str(self._pids),
+        }
         self._source = self._folder / "program.py"
         self._source.write_text(source(program))
         self._run = str(self._folder / "run")
@@ -98,6 +101,8 @@ class Runner:
             if life.host_lost:
                 self._kill_shadows()
             finished += bool(life.all("end"))
+            if finished == 1:
+                self._wake_zombies()
             if number < len(deadly):
                 self._strike_between(life)
             number += 1
@@ -115,17 +120,13 @@ class Runner:
     def _live(self, number: int) -> Life:
         journal, errors = self._folder / f"journal{number}", self._folder / f"errors{number}"
         before = len(read_journal(journal))
-        environment = {
-            "EVERYSTEP_RUNTIME_DIR": str(self._runtime),
-            "STORM_PIDS": str(self._pids),
-        }
         order = {
             "source": str(self._source),
             "life": number,
             "run": self._run,
             "journal": str(journal),
             "errors": str(errors),
-            "env": environment,
+            "env": self._environment,
             "seconds": _SECONDS,
             "cold": self._cold,
             "steps": self._program.steps,
@@ -144,23 +145,34 @@ class Runner:
             what = PARTS["faults"][pick.name].text.get("between")
             # a run that was killed before it had a directory has nothing to strike
             if what and number == life.number and Path(self._run).exists():
-                self._run = getattr(disasters, what)(self._run, pick.values.get("which", 0))
+                strike, which = getattr(disasters, what), pick.values.get("which", 0)
+                self._run = strike(self._run, self._environment, which)
                 struck.append(pick.name)
+                life.host_lost |= what == "elsewhere"
         life.after = tuple(struck)
 
     def _shadow_log(self) -> str:
-        logs = sorted(self._runtime.rglob("shadow.log*"))
+        logs = sorted(self._folder.rglob("shadow.log*"))
         return "\n".join(path.read_text(errors="replace") for path in logs)
 
     def _shadows(self) -> list[int]:
         """Those forked by the nursery, and those that are programs."""
         found = {int(path.name) for path in self._pids.iterdir()}
-        mine = f"EVERYSTEP_RUNTIME_DIR={self._runtime}".encode()
+        mine = f"STORM_PIDS={self._pids}".encode()
         for entry in Path("/proc").iterdir() if self._cold else ():
             with contextlib.suppress(OSError):
                 if entry.name.isdigit() and mine in (entry / "environ").read_bytes().split(b"\0"):
                     found.add(int(entry.name))
         return [pid for pid in found if Path(f"/proc/{pid}").exists() and pid != os.getpid()]
+
+    def _wake_zombies(self) -> None:
+        """Whoever was stopped comes to itself, and does what it was about to do, before the run is opened
+        for the last time."""
+        stopped = [pid for pid in self._shadows() if _is_stopped(pid)]
+        for pid in stopped:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        time.sleep(_AWAKE_SECONDS if stopped else 0)
 
     def _kill_shadows(self) -> None:
         deadline = time.monotonic() + _GONE_SECONDS
@@ -174,6 +186,13 @@ class Runner:
             time.sleep(0.005)
         for path in self._pids.iterdir():
             path.unlink(missing_ok=True)
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except OSError:
+        return False
 
 
 def _how(code: int | None, events: list[dict[str, Any]], said: str) -> str:

@@ -53,7 +53,7 @@ def script(program: Program, failure: Failure) -> str:
         if what := part.text.get("between"):
             needed.append(inspect.getsource(getattr(disasters, what)))
             between.append(
-                f"if life == {life}: run_dir = {what}(run_dir, {pick.values.get('which', 0)})"
+                f"if life == {life}: run_dir = {what}(run_dir, os.environ, {pick.values.get('which', 0)})"
             )
     driver = _DRIVER.replace("$lives", str(lives + 1))
     driver = driver.replace("$between", "".join(f"\n        {line}" for line in between))

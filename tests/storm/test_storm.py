@@ -125,10 +125,11 @@ def test_a_planted_fault_is_found(plant: str, kind: str, storm: Storm) -> None:
 
 def test_mutants_can_be_planted() -> None:
     for mutant in MUTANTS:
-        text = (ROOT / "src" / "everystep" / mutant.file).read_text()
-        assert text.count(mutant.old) == mutant.times, (
-            f"{mutant.name}: not so often in {mutant.file}"
-        )
+        for change in mutant.changes:
+            text = (ROOT / "src" / "everystep" / change.file).read_text()
+            assert text.count(change.old) == change.times, (
+                f"{mutant.name}: not so often in {change.file}"
+            )
 
 
 def test_what_is_known_names_parts() -> None:

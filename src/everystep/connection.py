@@ -24,6 +24,7 @@ from everystep.lane.runtime import ShadowCard
 from everystep.options import Options
 from everystep.recover.find import Found
 from everystep.shadow.spawn import ShadowHandle, start_shadow
+from everystep.store.runs import Known
 
 log = logging.getLogger("everystep")
 
@@ -98,6 +99,7 @@ def connect(
     document_bytes: int,
     run_id: str,
     continues: Point | None,
+    known: Known,
     found: Found | None,
     predecessor: ShadowCard | None,
 ) -> Connection:
@@ -127,6 +129,7 @@ def connect(
             step=step,
             run_id=run_id,
             continues=continues,
+            known=known,
             adopted=adopted,
             predecessor=predecessor,
             survival=verdict,

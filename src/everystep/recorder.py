@@ -11,6 +11,7 @@ import functools
 import logging
 import math
 import os
+import secrets
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -45,6 +46,8 @@ from everystep.options import Options
 from everystep.recover.find import Found, claimed_point
 from everystep.starter import Started, Starter
 from everystep.store.home import known_run
+from everystep.store.layout import epoch_numbers
+from everystep.store.runs import Known
 
 log = logging.getLogger("everystep")
 
@@ -76,6 +79,8 @@ class Recorder:
         self.folder = folder
         self.holder: object = None  # the Run that a user holds, or has forgotten
         self._run_id = ""  # of the run that the directory has held since attach
+        self._attach = secrets.token_hex(8)
+        self._known = Known(0, (self._attach,))
         self._options = options
         self._models, self._optimizers = models, optimizers
         self._user_state = user_state
@@ -135,9 +140,19 @@ class Recorder:
             document_bytes=self._document_bytes,
             run_id=self._run_id,
             continues=self.point,
+            known=self._known_with(predecessor),
             found=found,
             predecessor=predecessor,
         )
+
+    def look_at_epochs(self) -> None:
+        """What is found in the run from here on is all there is; who claims an epoch later fences us."""
+        self._known = self._known._replace(epoch=max(epoch_numbers(self.path), default=0))
+
+    def _known_with(self, predecessor: ShadowCard | None) -> Known:
+        if predecessor is None:
+            return self._known
+        return self._known._replace(attaches=(self._attach, predecessor.attach))
 
     def _use(self, connection: Connection, live: LiveCensus) -> None:
         self.connection = connection
@@ -297,7 +312,7 @@ class Recorder:
 
     def _connection_beside(self, live: LiveCensus) -> Connection:
         """In the starter's thread."""
-        self.point = claimed_point(self.path, self.point, self.step)
+        self.point = claimed_point(self.path, self.point, self.step, self._attach)
         # a shadow that still speaks for the run goes when the new one holds the state
         return self._new_connection(live, None, read_card(self.folder))
 

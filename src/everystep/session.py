@@ -23,7 +23,7 @@ from everystep.core.forecast import check_fits
 from everystep.core.resume import nothing_found
 from everystep.core.status import build_status, summary
 from everystep.device.pages import refusals as page_lock_refusals
-from everystep.errors import EverystepError, NothingToRecover, UsageError
+from everystep.errors import EverystepError, Fenced, NothingToRecover, UsageError
 from everystep.lane.control import AskFlush, AskLeave, AskStatus
 from everystep.lane.lock import TrainerLock
 from everystep.lane.runtime import runtime_dir
@@ -47,6 +47,7 @@ log = logging.getLogger("everystep")
 
 _DURABLE_SECONDS = 3600.0
 _GLANCE_SECONDS = 0.2
+_CLAIMED_MEANWHILE_MAX = 2
 _T = TypeVar("_T")
 
 
@@ -101,6 +102,16 @@ class Run:
             log.info("tiers run=%s bucket=%s", self.path, self._bucket)
             self._timed("fetch", bring_newest, self.path, self._bucket, folder, adopts=adopts)
             check_resume(self.path, shadow_of(self.path, folder), resume)  # of what was there
+        for _ in range(_CLAIMED_MEANWHILE_MAX):
+            recorder.look_at_epochs()
+            try:
+                self._go_on(recorder, folder, live, adopts=adopts)
+            except Fenced as error:  # what we have loaded is not the newest any more
+                log.info("claimed_meanwhile run=%s: %s", self.path, error)
+                live = recorder.census()
+            else:
+                return
+        recorder.look_at_epochs()
         self._go_on(recorder, folder, live, adopts=adopts)
 
     def _go_on(

@@ -21,15 +21,15 @@ from everystep.cli.prune import prune_run
 from everystep.core.events import Seal
 from everystep.core.retention import Rules
 from everystep.errors import Fenced, StoreError
-from everystep.format.base import Point
+from everystep.format.base import Manifest, Point
 from everystep.format.entry import frame_entry
 from everystep.format.log import LoggedRecord, census_digest
 from everystep.format.slot import pack_events
 from everystep.recover.find import find_newest
-from everystep.store import layout
+from everystep.store import layout, runs
 from everystep.store.epoch import EpochWriter
 from everystep.store.log import LogWriter
-from everystep.store.runs import read_lineage
+from everystep.store.runs import Known, read_lineage
 from everystep.store.tags import read_tags, set_tag
 from everystep.store.verify import verify_run
 
@@ -218,6 +218,54 @@ def claimed_before(
     with OPERATIONS.watched(run, before):
         work()
     return successors[0] if successors else None
+
+
+def test_a_shadow_that_comes_late_to_its_claim_is_fenced(tmp_path: Path) -> None:
+    """It stood still from its start on, and others have gone on with the run meanwhile."""
+    run = tmp_path / "run"
+    EpochWriter(run, None, RULES, known=Known(0, ("ours",))).commit(snapshot(2))
+    EpochWriter(run, Point(1, 2), RULES, known=Known(1, ("theirs",))).commit(snapshot(5))
+    with pytest.raises(Fenced, match="claimed epoch 2"):
+        EpochWriter(run, Point(1, 3), RULES, known=Known(1, ("ours",)))
+    assert newest_point(run) == Point(2, 5)
+    assert layout.epoch_numbers(run) == [2, 1], "a claim that is refused leaves nothing"
+
+
+def test_shadows_of_one_attach_follow_each_other(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    known = [Known(0, ("a",)), Known(0, ("a",)), Known(1, ("b", "a")), Known(2, ("b",))]
+    for step, seen in enumerate(known):
+        continues = newest_point(run) if step else None
+        EpochWriter(run, continues, RULES, known=seen).commit(snapshot(step))
+        if step == 1:
+            layout.epoch_dir(run, 3).mkdir()  # of one that was killed in the midst of its claim
+    assert newest_point(run) == Point(5, 3)
+    with pytest.raises(Fenced):  # who attached before and handed its state on
+        EpochWriter(run, Point(2, 1), RULES, known=Known(2, ("a",)))
+
+
+def test_who_clears_up_leaves_a_claim_alone_that_is_under_way(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    EpochWriter(run, None, RULES).commit(snapshot(1))
+    layout.epoch_dir(run, 2).mkdir()
+    with pytest.raises(Fenced):
+        EpochWriter(run, Point(1, 1), RULES, known=Known(1))
+
+
+def test_of_two_claims_at_once_one_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second was made between the first one's folder and its manifest."""
+    run = tmp_path / "run"
+    plain = runs.write_manifest
+
+    def late(folder: Path, manifest: Manifest) -> None:
+        monkeypatch.setattr(runs, "write_manifest", plain)
+        EpochWriter(run, None, RULES, known=Known(0, ("b",))).commit(snapshot(7))
+        plain(folder, manifest)
+
+    monkeypatch.setattr(runs, "write_manifest", late)
+    with pytest.raises(Fenced):
+        EpochWriter(run, None, RULES, known=Known(0, ("a",)))
+    assert newest_point(run) == Point(2, 7)
 
 
 def test_a_log_whose_file_was_removed_is_told_and_goes_on_in_another(tmp_path: Path) -> None:

@@ -32,11 +32,13 @@ from everystep.lane.control import (
     board_of,
 )
 from everystep.lane.protocol import PROTOCOL
+from everystep.lane.runtime import ShadowCard
+from everystep.shadow.opening import Opening
 from everystep.shadow.spawn import ShadowHandle
 
 SEED = int(os.environ.get("EVERYSTEP_SEED", random.SystemRandom().randrange(1 << 30)))
 # what processes of one protocol say to each other: when it changes, PROTOCOL goes up and a line is added
-MESSAGES = {1: "ce9845dcb4c5bd8a", 2: "672570a5fb7a3868"}
+MESSAGES = {1: "ce9845dcb4c5bd8a", 2: "672570a5fb7a3868", 3: "6c09738d9a881a25"}
 
 _SHADOW = """
 import sys, time
@@ -96,7 +98,7 @@ def test_a_shadow_that_does_not_answer_is_not_waited_for_longer_than_asked(tmp_p
 
 def test_messages_that_change_are_another_protocol() -> None:
     """A shadow of before would misread them, or be misread."""
-    schema = msgspec.json.schema_components([Request, Answer])[1]
+    schema = msgspec.json.schema_components([Request, Answer, Opening, ShadowCard])[1]
     for described in schema.values():
         described.pop("description", None)  # what we say about them may change
     found = hashlib.sha256(msgspec.json.encode(schema, order="deterministic")).hexdigest()[:16]

@@ -32,7 +32,7 @@ from everystep.store.retention import (
     plan_retention,
     unreferenced,
 )
-from everystep.store.runs import Lineage, newest_manifest, read_lineage
+from everystep.store.runs import Known, Lineage, newest_manifest, read_lineage
 
 
 def _keep(what: str) -> Any:
@@ -84,7 +84,7 @@ def prune(
 
 
 def prune_run(run: Path, changes: dict[str, Any], *, dry_run: bool, force: bool) -> dict[str, Any]:
-    known = max(layout.epoch_numbers(run), default=0)
+    known = Known(max(layout.epoch_numbers(run), default=0))
     lineage = read_lineage(run)  # before anything else: it may not be a run at all
     newest = newest_manifest(run)
     rules = msgspec.structs.replace(newest.rules if newest else Rules(), **changes)
@@ -101,7 +101,7 @@ def prune_run(run: Path, changes: dict[str, Any], *, dry_run: bool, force: bool)
         if not dry_run and verified is not None and document["frees_bytes"]:
             point = frontier(run, lineage, verified)
             kept = newest.rules if newest else rules
-            EpochWriter(run, point, kept, behind=known).carry_out(plan)
+            EpochWriter(run, point, kept, known=known).carry_out(plan)
     return {**document, "done": not dry_run}
 
 

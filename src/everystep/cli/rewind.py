@@ -18,8 +18,9 @@ from everystep.lane.retire import retire
 from everystep.lane.runtime import is_alive
 from everystep.recover.find import find_newest
 from everystep.recover.meet import hold_run, shadow_of
+from everystep.store import layout
 from everystep.store.reader import open_run
-from everystep.store.runs import claim_epoch, newest_manifest
+from everystep.store.runs import Known, claim_epoch, newest_manifest
 
 
 def rewind(
@@ -52,6 +53,7 @@ def rewind_to(run: Path, step: int, agree: Callable[[str], None]) -> dict[str, A
     """Refused while somebody trains; a shadow that waits for its trainer goes, with what it holds."""
     folder, lock = hold_run(run, "rewind")
     try:
+        known = Known(max(layout.epoch_numbers(run), default=0))
         found, _ = find_newest(run, None, step)
         if found is None:
             raise StepUnavailable(
@@ -62,7 +64,7 @@ def rewind_to(run: Path, step: int, agree: Callable[[str], None]) -> dict[str, A
         if newest > step:
             agree(f"rewind {run} to step {step}: steps {step + 1} to {newest} will no longer count")
         before = newest_manifest(run)
-        manifest = claim_epoch(run, found.point, before.rules if before else Rules())
+        manifest = claim_epoch(run, found.point, before.rules if before else Rules(), known=known)
         card = shadow_of(run, folder)
         if card is not None and is_alive(card):  # from here on it cannot write any more
             retire(card)

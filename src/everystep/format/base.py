@@ -62,6 +62,7 @@ class Manifest(msgspec.Struct, frozen=True):
     slimmed: tuple[Point, ...] = ()  # bases of any epoch of which only the weights are left
     rules: Rules = Rules()  # what this writer keeps
     token: str = ""  # tells this epoch from one of the same number, claimed on another host
+    attach: str = ""  # that its writer served; shadows of one attach may follow each other
     opened: float = 0.0  # when it was claimed
     lived: float = 0.0  # seconds from then to when this was written, by a clock that never jumps
     written: int = 0  # bytes of bases and log that its writer had written then

@@ -31,6 +31,7 @@ class ShadowCard(msgspec.Struct, frozen=True):
     epoch: int = 0
     trainer_pid: int = 0  # 0: it has gone, or has left the run
     trainer_start: int = 0
+    attach: str = ""  # that it serves
 
 
 def runtime_dir(run: str) -> Path:

@@ -356,14 +356,15 @@ def _found_base(
     )
 
 
-def claimed_point(run: Path, point: Point | None, step: int) -> Point | None:
+def claimed_point(run: Path, point: Point | None, step: int, attach: str) -> Point | None:
     """Where a trainer that stands at `step` and came from `point` has got to in the store.
 
-    A shadow that died may have claimed an epoch and written bases to it; they must go on counting.
+    A shadow of this attach that died may have claimed an epoch and written bases to it; they must go on
+    counting.
     """
     for number in layout.epoch_numbers(run):
         with contextlib.suppress(StoreError, OSError):
             manifest = read_manifest(run, number)
-            if manifest is not None and manifest.continues == point:
+            if manifest is not None and manifest.attach == attach and manifest.continues == point:
                 return Point(number, step)
     return point

@@ -14,6 +14,7 @@ from everystep.format.base import Point
 from everystep.lane.control import Holding
 from everystep.lane.protocol import NOT_UNDERSTOOD, PROTOCOL, head_of
 from everystep.lane.runtime import ShadowCard
+from everystep.store.runs import Known
 
 
 class Opening(msgspec.Struct, frozen=True):
@@ -31,6 +32,7 @@ class Opening(msgspec.Struct, frozen=True):
     step: int
     run_id: str  # of the run that the directory held at attach; empty: none yet
     continues: Point | None
+    known: Known  # how far attach has seen the run
     powers: dict[float, bytes]  # of betas, as the trainer's device computes them; float32 each
     replay_threads: int
     adopted: Holding | None  # the replica taken over from the shadow before, if any

@@ -26,7 +26,7 @@ from everystep.store.epoch import EpochWriter
 from everystep.store.history import written_lately
 from everystep.store.home import PUT_BACK, what_is_lost
 from everystep.store.meter import Meter
-from everystep.store.runs import read_lineage
+from everystep.store.runs import Known, read_lineage
 
 log = logging.getLogger(__name__)
 
@@ -63,8 +63,10 @@ class Persister:
         rules: Rules,
         run_id: str = "",
         meter: Meter | None = None,
+        known: Known | None = None,
     ) -> None:
         """`run_id`: what the directory held at attach; empty: nothing, so that the run may be made."""
+        self._known = known
         self._run = run
         self._expected = run_id
         self.meter = meter or Meter()
@@ -195,7 +197,9 @@ class Persister:
     def _claim(self) -> None:
         self.check_directory()
         if self._writer is None:
-            self._writer = EpochWriter(self._run, self._continues, self._rules, meter=self.meter)
+            self._writer = EpochWriter(
+                self._run, self._continues, self._rules, meter=self.meter, known=self._known
+            )
             self.meter.remember(written_lately(self._run, self._writer.manifest.epoch))
             newest = self._writer.previous
             self.state = msgspec.structs.replace(

@@ -52,6 +52,7 @@ class Presence:
             opening.run,
             trainer_pid=opening.trainer_pid,
             trainer_start=opening.trainer_start,
+            attach=opening.known.attaches[0],
         )
 
     def announce(self, before: ShadowCard | None) -> None:

@@ -71,7 +71,12 @@ class Shadow:
         self._take_over()
         meter = Meter(opening.limits)
         self.persister = Persister(
-            Path(opening.run), opening.continues, opening.rules, opening.run_id, meter
+            Path(opening.run),
+            opening.continues,
+            opening.rules,
+            opening.run_id,
+            meter,
+            opening.known,
         )
         self.presence = Presence(opening, self.persister)
         card = self.presence.card
@@ -129,11 +134,17 @@ class Shadow:
         signal.signal(signal.SIGTERM, self._on_sigterm)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self.advances.load_torch()
-        self.board.put_up(self.status())
-        self.presence.announce(self.opening.predecessor)
-        os.write(self.opening.ready_fd, str(os.getpid()).encode())
+        if self._alone:
+            self.persister.claim()
+        fenced = self.persister.state.fenced
+        if not fenced:
+            self.board.put_up(self.status())
+            self.presence.announce(self.opening.predecessor)
+        told = self.persister.state.problem if fenced else str(os.getpid())
+        os.write(self.opening.ready_fd, told.encode())
         os.close(self.opening.ready_fd)
         self.advances.use_twins()
+        self._done = fenced  # who attaches looks at the run again
         try:
             while not self._done:
                 busy = self._tick()

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from everystep.errors import ShadowLost
+from everystep.errors import EverystepError, Fenced, ShadowLost
 from everystep.lane.control import Answer, Request, ask
 from everystep.lane.host import is_readable
 from everystep.lane.process_watch import ProcessWatch
@@ -19,6 +19,7 @@ from everystep.shadow.opening import Opening
 
 _START_SECONDS = 60.0
 _LOG_BYTES_MAX = 1 << 20
+_SAID_BYTES_MAX = 4096
 
 
 class ShadowHandle:
@@ -48,7 +49,8 @@ class ShadowHandle:
 
 
 def start_shadow(**fields: Any) -> ShadowHandle:
-    """Start a shadow and return once it holds the ring: from then on records outlive the trainer.
+    """Start a shadow and return once it holds the ring: from then on records outlive the trainer. Fenced: the
+    run has been claimed by somebody else.
 
     `fields` are those of Opening, without `ready_fd`.
     """
@@ -77,7 +79,7 @@ def start_shadow(**fields: Any) -> ShadowHandle:
             process.stdin.write(msgspec.msgpack.encode(opening))
         try:
             pid = _read_pid(read_end, log_path, said_before)
-        except ShadowLost:
+        except EverystepError:
             process.kill()
             raise
         finally:
@@ -90,12 +92,14 @@ def start_shadow(**fields: Any) -> ShadowHandle:
 
 
 def _read_pid(fd: int, log_path: Path, said_before: int) -> int:
-    data = os.read(fd, 32) if is_readable(fd, _START_SECONDS) else b""
+    data = os.read(fd, _SAID_BYTES_MAX) if is_readable(fd, _START_SECONDS) else b""
     if not data:
         said = log_path.read_bytes()[said_before:].decode(errors="replace")
         lines = said.strip().splitlines()[-3:]
         found = "; ".join(lines) or "nothing in its log"
         raise ShadowLost(f"start shadow: it did not come up: {found}", hint=f"see {log_path}")
+    if not data.isdigit():
+        raise Fenced(data.decode(errors="replace"))
     return int(data)
 
 

@@ -26,7 +26,14 @@ from everystep.store.retention import (
     remove,
     unreferenced,
 )
-from everystep.store.runs import Lineage, check_fence, claim_epoch, read_lineage, write_manifest
+from everystep.store.runs import (
+    Known,
+    Lineage,
+    check_fence,
+    claim_epoch,
+    read_lineage,
+    write_manifest,
+)
 
 log = logging.getLogger("everystep")
 
@@ -41,13 +48,13 @@ class EpochWriter:
         rules: Rules,
         *,
         meter: Meter | None = None,
-        behind: int | None = None,
+        known: Known | None = None,
     ) -> None:
         self._run = run
         self._rules = rules
         self._meter = meter or Meter()
         self._opened = time.monotonic()
-        self.manifest: Manifest = claim_epoch(run, continues, rules, behind=behind)
+        self.manifest: Manifest = claim_epoch(run, continues, rules, known=known)
         """What counts in our epoch; `previous` is the newest base of the run's lineage."""
         self.previous = self._newest_index()
         self._measure()

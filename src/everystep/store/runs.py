@@ -33,6 +33,32 @@ class Candidate(NamedTuple):
         return Point(self.epoch, self.entry.step)
 
 
+class Known(NamedTuple):
+    """How far a writer had seen the run that it will write to. An epoch that others have claimed since then
+    fences it, however late it claims its own: a shadow may have stood still for hours.
+
+    An epoch without a manifest belongs to nobody yet. Whoever serves an attach claims a later one, and the
+    other sees that as soon as it is done; who serves none (`attaches` is empty) leaves it alone."""
+
+    epoch: int
+    attaches: tuple[str, ...] = ()  # our own, and those whose state was handed on to us
+
+    def check(self, run: Path, epochs: list[int]) -> None:
+        others = [n for n in epochs if n > self.epoch and not self._is_ours(run, n)]
+        if others:
+            raise Fenced(
+                f"claim {run} behind epoch {self.epoch}: somebody else has claimed epoch {others[0]}",
+                hint="another trainer or command goes on with this run: stop this one",
+            )
+
+    def _is_ours(self, run: Path, epoch: int) -> bool:
+        try:
+            manifest = read_manifest(run, epoch)
+        except StoreError:
+            return False
+        return bool(self.attaches) if manifest is None else manifest.attach in self.attaches
+
+
 class Lineage(NamedTuple):
     """Bases that count, newest first, and what was wrong on the way."""
 
@@ -79,13 +105,17 @@ def create_run(run: Path, given: RunDocument | None = None) -> RunDocument:
 
 
 def claim_epoch(
-    run: Path, continues: Point | None, rules: Rules = _DEFAULT_RULES, *, behind: int | None = None
+    run: Path,
+    continues: Point | None,
+    rules: Rules = _DEFAULT_RULES,
+    *,
+    known: Known | None = None,
 ) -> Manifest:
-    """Take the next epoch number for ourselves by an atomic mkdir, and say what we continue. `behind`: only
-    if this is still the newest epoch."""
+    """Take the next epoch number for ourselves by an atomic mkdir, and say what we continue. Without `known`
+    whatever is newest is gone on from."""
     run_id = identify(run)[0] or create_run(run).run_id
     make_dirs(run / "epochs", below=run)
-    number = _make_epoch(run, behind)
+    number = _make_epoch(run, known)
     ancestors = _ancestors(run, continues)
     dropped, slimmed = _removed(run, {p.epoch for p in (continues, *ancestors) if p})
     host, pid = socket.gethostname(), os.getpid()
@@ -102,25 +132,25 @@ def claim_epoch(
         rules,
         token=uuid.uuid4().hex,
         opened=time.time(),
+        attach=known.attaches[0] if known and known.attaches else "",
     )
     write_manifest(run, manifest)
     sync_dir(run / "epochs")
+    if known is not None:
+        check_fence(run, number)  # nothing was written yet: who attaches looks again
     return manifest
 
 
-def _make_epoch(run: Path, behind: int | None) -> int:
-    number = max(layout.epoch_numbers(run), default=0) if behind is None else behind
+def _make_epoch(run: Path, known: Known | None) -> int:
+    """The number behind all that we have looked at: if somebody took it meanwhile, we look again."""
     while True:
-        number += 1
-        try:
+        epochs = layout.epoch_numbers(run)
+        if known is not None:
+            known.check(run, epochs)
+        number = max(epochs, default=0) + 1
+        with contextlib.suppress(FileExistsError):
             layout.epoch_dir(run, number).mkdir()
             return number
-        except FileExistsError:
-            if behind is not None:
-                raise Fenced(
-                    f"claim {run} behind epoch {behind}: somebody has claimed epoch {number} meanwhile",
-                    hint="nothing was changed; something else writes this run, see everystep status",
-                ) from None
 
 
 def _ancestors(run: Path, point: Point | None) -> tuple[Point, ...]:

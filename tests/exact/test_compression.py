@@ -274,6 +274,32 @@ def test_parameters_that_come_later_are_fed_back_too(tmp_path: Path) -> None:
     assert {"0.weight.residual", "1.bias.residual"} <= names
 
 
+def replaces() -> Job:
+    """Puts another parameter in the place of its first one, when the optimizer has stepped."""
+    job = build("topk", feedback=True)
+
+    def turn(step: int) -> Any:
+        loss = plain(step)
+        if step == 4:
+            layer, group = job.model[0], job.optimizer.param_groups[0]
+            old, layer.weight = layer.weight, nn.Parameter(layer.weight.detach() * 0.5)
+            group["params"] = [layer.weight if p is old else p for p in group["params"]]
+            job.optimizer.state.pop(old)
+        return loss
+
+    plain, job.turn = job.turn, turn
+    return job
+
+
+def test_parameters_that_are_replaced_are_fed_back_too(tmp_path: Path) -> None:
+    end, losses, _ = unbroken(replaces, TOTAL)
+    crash(replaces, tmp_path / "run", 9)
+    outcome = resume(replaces, tmp_path / "run", TOTAL, seed=SEED + 1)
+    assert (outcome.start, outcome.status["resumed_from"]) == (9, "shadow")
+    same(losses, {**losses, **outcome.losses}, "losses")
+    same(end, outcome.end, "end")
+
+
 def test_compression_may_end_or_begin(tmp_path: Path) -> None:
     """The model is the same with and without it."""
     job = with_feedback()

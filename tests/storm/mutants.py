@@ -296,6 +296,18 @@ MUTANTS = [
         ", ()]",
     ),
     Mutant("a zombie removes what its successor wrote", "store/epoch.py", *_CARRY_OUT),
+    Mutant(
+        "a shadow that comes late to its claim takes the run away",
+        "store/runs.py",
+        "        if others:\n            raise Fenced(",
+        "        if False:\n            raise Fenced(",
+    ),
+    Mutant(
+        "residuals of parameters that came between two steps are not recorded",
+        "compression/compressor.py",
+        "                compressor.residual(parameter)\n",
+        "                pass\n",
+    ),
 ]
 
 

@@ -163,7 +163,7 @@ EDITS = [
     part(
         "left_out",  # of all optimizers, but not of the norm
         {
-            "params": "params.pop()",
+            "params": "if len(params) > 2:\n    params.pop()",
             "placed": "nn.utils.clip_grad_norm_(model.parameters(), 0.5)",
         },
         needs="module",

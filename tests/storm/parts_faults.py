@@ -34,6 +34,10 @@ def planted(run_dir, text):
         code.write_text(before + text)
     sys.path.insert(0, str(place))
     return place
+
+def put(path, text):
+    path.with_suffix(".soon").write_text(text)
+    path.with_suffix(".soon").rename(path)  # who sees it reads all of it
 """
 _CLOCK = '''
 CLOCK = """
@@ -72,7 +76,7 @@ os.fsync = slow
 """
 '''
 _GET_STUCK = f"""if life == $life and step == $at:
-    (place / "$operation").write_text("$nth $seconds")
+    put(place / "$operation", "$nth $seconds")
 elif life == $life and step > $at:
     time.sleep(0.05)  # let it write
     if not (place / "$operation").exists():
@@ -169,7 +173,7 @@ FAULTS = [
         {
             "defs": _PLANTED + _CLOCK,
             "before": "place = planted(run_dir, CLOCK)",
-            "placed": 'if life == $life and step == $at:\n    (place / "by").write_text("$by")',
+            "placed": 'if life == $life and step == $at:\n    put(place / "by", "$by")',
         },
         gives="clock_hit",
         at=[],

@@ -187,8 +187,13 @@ def hold_back(
 
 
 def residuals_of(parameters: Iterable[torch.Tensor]) -> dict[torch.nn.Parameter, torch.Tensor]:
-    """What compression holds back of these parameters."""
+    """What compression holds back of these parameters, those included that an optimizer was given later and
+    has not stepped yet."""
     wanted = {id(parameter) for parameter in parameters}
+    for target, compressor in _known.items():
+        for group in getattr(target, "param_groups", ()):
+            for parameter in group["params"]:
+                compressor.residual(parameter)
     pairs = (pair for c in _known.values() for pair in c.residuals.items())
     return {parameter: residual for parameter, residual in pairs if id(parameter) in wanted}
 

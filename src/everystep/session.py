@@ -16,7 +16,7 @@ import msgspec
 
 from everystep.capture.census import LiveCensus, Models, Optimizers
 from everystep.capture.ranks import refuse_many_ranks
-from everystep.capture.rng import restore_rng
+from everystep.capture.rng import check_rng, restore_rng
 from everystep.capture.state import UserState
 from everystep.compression.compressor import described
 from everystep.core.forecast import check_fits
@@ -40,6 +40,7 @@ from everystep.recover.load import (
 from everystep.recover.meet import bring_newest, check_resume, hold_run, point_here, shadow_of
 from everystep.recover.script import NO_DIFFERENCE, check_override, compare_values, keep_values
 from everystep.shadow.outlook import look_ahead
+from everystep.store.bucket import redacted
 from everystep.store.tags import check_tag_name, set_tag
 from everystep.tell import tell
 
@@ -99,7 +100,7 @@ class Run:
         resume = self._options.resume
         adopts = check_resume(self.path, shadow_of(self.path, folder), resume)
         if self._bucket is not None:
-            log.info("tiers run=%s bucket=%s", self.path, self._bucket)
+            log.info("tiers run=%s bucket=%s", self.path, redacted(self._bucket))
             self._timed("fetch", bring_newest, self.path, self._bucket, folder, adopts=adopts)
             check_resume(self.path, shadow_of(self.path, folder), resume)  # of what was there
         for _ in range(_CLAIMED_MEANWHILE_MAX):
@@ -189,6 +190,7 @@ class Run:
     ) -> LiveCensus:
         """Bring live objects to a found point; groups added during the run come back too."""
         self._user_state.check(found.session.state)
+        check_rng(found.session.rng)
         compared = NO_DIFFERENCE
         if resumes:
             compared = compare_values(

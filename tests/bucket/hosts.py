@@ -8,16 +8,17 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import ondisk
 from crash.writer import CENSUS, SIZES, content, continue_run, snapshot, version_of
 
 from everystep.errors import EverystepError
 from everystep.format.base import Point
 from everystep.recover.find import find_newest
-from everystep.store import layout
 from everystep.store.bases import read_index
 from everystep.store.bucket import Bucket
 from everystep.store.bucket_commits import read_newest
 from everystep.store.fetch import fetch_documents
+from everystep.store.layout import name_of
 from everystep.store.meter import Throttle
 from everystep.store.ship import BaseShipper
 from everystep.store.tiers import bring
@@ -63,7 +64,9 @@ def missing_in_bucket(url: str, folder: Path) -> list[str] | None:
     try:
         lineage = fetch_documents(bucket, commit, folder)
         there = bucket.listing("epochs")
-        wanted = {f.path: f.bytes for c in lineage.candidates for f in read_index(folder, c).files}
+        wanted = {
+            name_of(f): f.bytes for c in lineage.candidates for f in read_index(folder, c).files
+        }
         lost = [path for path, size in wanted.items() if there.get(path) != size]
     except EverystepError as error:
         lost = [str(error)]
@@ -81,7 +84,7 @@ def bases_in_bucket(url: str, folder: Path) -> set[Point]:
 
 def files_of(run: Path) -> dict[str, int]:
     """Of bases, by path."""
-    found = [path for folder in layout.base_dirs(run) for path in folder.iterdir()]
+    found = [path for folder in ondisk.base_dirs(run) for path in folder.iterdir()]
     return {str(path.relative_to(run)): path.stat().st_size for path in found}
 
 

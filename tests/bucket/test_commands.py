@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from everystep.store import layout
+import ondisk
+
 from everystep.store.bucket import Bucket
 
 from .hosts import Host
@@ -44,7 +45,7 @@ def test_commands_read_from_the_bucket(s3_url: str, tmp_path: Path, local_tiers:
     Bucket(url).put(weights, bytes(data))
     code, verified = command("verify", url)
     assert code == 1 and verified["valid_steps"] == [2]
-    Bucket(url).delete([f"epochs/000001/bases/{2:012d}/{layout.INDEX}"])
+    Bucket(url).delete([f"epochs/000001/bases/{2:012d}/{ondisk.INDEX}"])
     code, verified = command("verify", url)
     assert code == 1 and verified["valid_steps"] == []
 

@@ -12,7 +12,8 @@ import threading
 import time
 from pathlib import Path
 
-from everystep.store import layout
+import ondisk
+
 from everystep.store.verify import verify_run
 
 from .hosts import Host, load, missing_in_bucket
@@ -88,4 +89,4 @@ def test_fetches_killed_at_random_instants(s3_url: str, tmp_path: Path) -> None:
             assert load(run) == 3, "it counts, so it is whole"
             shutil.rmtree(run)
     assert load(Host(run, s3_url).run) == 3
-    assert not [p for p in run.rglob(f"{layout.TEMPORARY_PREFIX}*") if "safetensors" in p.name]
+    assert not [p for p in run.rglob(f"{ondisk.TEMPORARY_PREFIX}*") if "safetensors" in p.name]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import ondisk
 import pytest
 from crash.writer import CENSUS, snapshot
 
@@ -15,7 +18,7 @@ from everystep.core.tiers import EpochMark, newer_tier
 from everystep.errors import CorruptData, Fenced, NotARun, StoreError, UsageError
 from everystep.format.base import Point, SessionValues
 from everystep.format.log import LoggedRecord, census_digest
-from everystep.store import layout
+from everystep.store import runs
 from everystep.store.bases import Snapshot, SnapshotTensor
 from everystep.store.bucket import PART_BYTES, Bucket
 from everystep.store.bucket_commits import commit_numbers, read_newest
@@ -101,7 +104,7 @@ def test_a_damaged_tag_does_not_stop_shipping(url: str, tmp_path: Path) -> None:
     host.commit(1)
     set_tag(host.run, "best", 1)
     host.ship()
-    layout.tag_path(host.run, "best").write_bytes(b"nothing of the kind")
+    ondisk.tag_path(host.run, "best").write_bytes(b"nothing of the kind")
     host.writer.commit(snapshot(2))
     host.ship()
     again = BaseShipper(Bucket(url), host.run, host.writer.manifest.epoch, Throttle(0))
@@ -245,20 +248,20 @@ def test_a_broken_directory_is_healed(damage: str, tmp_path: Path) -> None:
     host.commit(2, 3)
     host.ship()
     run = host.run
-    base = layout.base_dir(run, 1, 3)
+    base = ondisk.base_dir(run, 1, 3)
     if damage == "flip":
-        data = bytearray((base / layout.SLOTS).read_bytes())
+        data = bytearray((base / ondisk.SLOTS).read_bytes())
         data[200] ^= 1
-        (base / layout.SLOTS).write_bytes(data)
+        (base / ondisk.SLOTS).write_bytes(data)
     elif damage == "id":
-        (run / layout.RUN_DOCUMENT).write_bytes(b"torn")
+        (run / ondisk.RUN_DOCUMENT).write_bytes(b"torn")
     elif damage == "older":
         shutil.rmtree(run)
         (tmp_path / "then").rename(run)
     else:
-        names = {"file": base / layout.WEIGHTS, "index": base / layout.INDEX}
-        names["manifest"] = layout.epoch_dir(run, 1) / layout.MANIFEST
-        names["run"] = run / layout.RUN_DOCUMENT
+        names = {"file": base / ondisk.WEIGHTS, "index": base / ondisk.INDEX}
+        names["manifest"] = ondisk.epoch_dir(run, 1) / ondisk.MANIFEST
+        names["run"] = run / ondisk.RUN_DOCUMENT
         names[damage].unlink()
     bring(run, url)
     assert load(run) == 3
@@ -269,7 +272,7 @@ def test_a_damaged_object_is_never_loaded(url: str, tmp_path: Path) -> None:
     host = Host(tmp_path / "a", url)
     host.commit(1)
     host.ship()
-    path = next(p for p in Bucket(url).listing("epochs") if p.endswith(layout.WEIGHTS))
+    path = next(p for p in Bucket(url).listing("epochs") if p.endswith(ondisk.WEIGHTS))
     data = bytearray(Bucket(url).read(path) or b"")
     data[len(data) // 2] ^= 1
     Bucket(url).put(path, bytes(data))
@@ -277,13 +280,13 @@ def test_a_damaged_object_is_never_loaded(url: str, tmp_path: Path) -> None:
         bring(tmp_path / "b", url)
     with pytest.raises(NotARun):
         read_lineage(tmp_path / "b")
-    assert not list((tmp_path / "b").rglob(f"*{layout.WEIGHTS}*")), "half a file was left behind"
+    assert not list((tmp_path / "b").rglob(f"*{ondisk.WEIGHTS}*")), "half a file was left behind"
 
 
 def test_a_rotten_base_is_not_shipped(url: str, tmp_path: Path) -> None:
     host = Host(tmp_path / "a", url)
     host.commit(1, 2)
-    weights = layout.base_dir(host.run, 1, 2) / layout.WEIGHTS
+    weights = ondisk.base_dir(host.run, 1, 2) / ondisk.WEIGHTS
     data = bytearray(weights.read_bytes())
     data[-1] ^= 1
     weights.write_bytes(data)
@@ -320,6 +323,7 @@ def records(first: int, last: int) -> list[LoggedRecord]:
     return [LoggedRecord(s, s - 1, memoryview(bytes([s]) * 3000)) for s in range(first, last + 1)]
 
 
+@pytest.mark.usefixtures("plain_bodies")
 def test_the_log_is_shipped_as_it_grows(url: str, tmp_path: Path) -> None:
     host = Host(tmp_path / "a", url)
     host.commit(1)
@@ -336,7 +340,7 @@ def test_the_log_is_shipped_as_it_grows(url: str, tmp_path: Path) -> None:
     shipper.turn(synced)
     bring(tmp_path / "b", url)
     assert logged(tmp_path / "b") == 7
-    segment = layout.segments(host.run, 1)[0]
+    segment = ondisk.segments(host.run, 1)[0]
     segment.write_bytes(segment.read_bytes()[:5000])
     bring(host.run, url)
     assert logged(host.run) == 7, "a torn segment is healed"
@@ -346,7 +350,7 @@ def test_the_log_is_shipped_as_it_grows(url: str, tmp_path: Path) -> None:
     host.commit(11, 12)
     host.ship()
     there = {path.rpartition("/")[0] for path in Bucket(url).listing("epochs") if "/log/" in path}
-    here = {str(path.relative_to(host.run)) for path in layout.segments(host.run, 1)}
+    here = {str(path.relative_to(host.run)) for path in ondisk.segments(host.run, 1)}
     assert there <= here, "what retention dropped is dropped there"
 
 
@@ -355,6 +359,7 @@ def logged(run: Path) -> int:
     return read_log(run, lineage, lineage.candidates[-1].point, CENSUS).end.step
 
 
+@pytest.mark.usefixtures("plain_bodies")
 def test_a_healthy_segment_is_never_replaced(url: str, tmp_path: Path) -> None:
     """Its writer may hold it open: what it appends must not go to a file without a name."""
     host = Host(tmp_path / "a", url)
@@ -363,11 +368,11 @@ def test_a_healthy_segment_is_never_replaced(url: str, tmp_path: Path) -> None:
     writer = LogWriter(host.run, host.writer.manifest.run_id, 1, census_digest(CENSUS))
     writer.append(records(2, 3))
     LogShipper(Bucket(url), host.run, 1, lambda _: None).turn(LogEnd(*writer.end, 3))
-    with layout.segments(host.run, 1)[0].open("ab") as torn:
+    with ondisk.segments(host.run, 1)[0].open("ab") as torn:
         torn.write(b"half a record" * 10)
-    before = layout.segments(host.run, 1)[0].stat().st_ino
+    before = ondisk.segments(host.run, 1)[0].stat().st_ino
     bring(host.run, url)
-    assert layout.segments(host.run, 1)[0].stat().st_ino == before
+    assert ondisk.segments(host.run, 1)[0].stat().st_ino == before
 
 
 def test_the_writer_goes_on_while_somebody_fetches(
@@ -388,6 +393,35 @@ def test_the_writer_goes_on_while_somebody_fetches(
     monkeypatch.setattr(Bucket, "read_part", late)
     assert bring(tmp_path / "b", url)
     assert load(tmp_path / "b") == 3
+
+
+def test_a_base_that_is_committed_while_another_is_shipped_goes_with_the_next_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between any two reads of the run: what is taken for shipped has to be what was."""
+    real = runs.read_file
+    for number in itertools.count():
+        host = Host(tmp_path / f"{number}", f"file://{tmp_path}/bucket{number}")
+        host.commit(1)
+        reads = itertools.count()
+
+        def read(*given: Any, n: int = number, h: Host = host, c: Any = reads) -> bytes:
+            if next(c) == n:
+                h.commit(2)
+            return real(*given)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(runs, "read_file", read)
+            host.ship()
+        host.ship()
+        newest = host.shipper.newest
+        assert (
+            newest is not None
+            and newest.entry.step == read_lineage(host.run).candidates[0].entry.step
+        )
+        if next(reads) <= number:
+            break
+    assert number > 4, "this test shows nothing"
 
 
 def test_what_is_sent_keeps_below_a_rate() -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import everystep
+from everystep.store.layout import name_of
 
 
 def command(*words: str | Path) -> tuple[int, dict[str, Any], str]:
@@ -56,7 +57,7 @@ def test_weights_open_in_safetensors(run_path: Path) -> None:
     from safetensors.numpy import load_file
 
     stored = everystep.open_run(run_path)
-    weights = next(f.path for f in stored.index().files if f.path.endswith("weights.safetensors"))
+    weights = next(name_of(f) for f in stored.index().files if f.part == "weights")
     loaded = load_file(run_path / weights)
     assert loaded["weight"].tobytes() == stored.tensors()["weight"].tobytes()
     assert stored.state() == {"note": {"k": 1}}

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
+import ondisk
 import pytest
 import xxhash
 from cli.terminal import Terminal, on_terminal
@@ -20,7 +21,6 @@ from store.small_store import SMALL, snapshot
 from everystep.core.retention import Rules
 from everystep.format.base import CHUNK_BYTES, StoredFile
 from everystep.format.document import pack_document
-from everystep.store import layout
 from everystep.store.bases import read_index
 from everystep.store.epoch import EpochWriter
 from everystep.store.runs import newest_manifest, read_lineage, write_manifest
@@ -34,13 +34,14 @@ def store_with_a_huge_file(run: Path) -> None:
     EpochWriter(run, None, Rules()).commit(snapshot(1, SMALL))
     (candidate,) = read_lineage(run).candidates
     index = read_index(run, candidate)
-    folder = layout.base_dir(run, candidate.epoch, candidate.entry.step)
-    with (folder / "huge").open("wb") as file:
+    folder, other = ondisk.base_dir(run, 1, 1), ondisk.base_dir(run, 1, 2)
+    other.mkdir()
+    with (other / ondisk.SLOTS).open("wb") as file:
         file.truncate(HUGE_BYTES)
     chunks = (xxhash.xxh3_64_hexdigest(bytes(CHUNK_BYTES)),) * (HUGE_BYTES // CHUNK_BYTES)
-    huge = StoredFile(str((folder / "huge").relative_to(run)), HUGE_BYTES, chunks)
+    huge = StoredFile(1, 2, "slots", HUGE_BYTES, chunks)
     data = pack_document("base", msgspec.structs.replace(index, files=(*index.files, huge)))
-    (folder / layout.INDEX).write_bytes(data)
+    (folder / ondisk.INDEX).write_bytes(data)
     entry = msgspec.structs.replace(candidate.entry, digest=xxhash.xxh3_128_hexdigest(data))
     manifest = newest_manifest(run)
     assert manifest is not None
@@ -138,7 +139,7 @@ def test_a_pipe_gets_the_line_too(tmp_path: Path) -> None:
     )
     descriptors = Path(f"/proc/{process.pid}/fd")
     deadline = time.monotonic() + 60
-    while not any(_leads_to(fd, "huge") for fd in descriptors.iterdir()):
+    while not any(_leads_to(fd, ondisk.SLOTS) for fd in descriptors.iterdir()):
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)

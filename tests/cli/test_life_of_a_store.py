@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import ondisk
 import pytest
 import torch
 from exact.damage import flip
@@ -25,7 +26,6 @@ from everystep.cli.app import app
 from everystep.errors import StepUnavailable
 from everystep.recover.diff import widen
 from everystep.replay.tensors import raw_bytes
-from everystep.store import layout
 from everystep.store.retention import unreferenced
 from everystep.store.runs import newest_manifest, write_manifest
 
@@ -184,7 +184,7 @@ def test_prune_killed_in_the_middle_is_done_by_the_next(
     assert steps(path)[-1] == 3 and command("verify", path)[1]["ok"]
     assert subprocess.run(words, capture_output=True, check=False).returncode == 0
     assert steps(path) == [3]
-    assert unreferenced(path, everystep.open_run(path).bases, layout.epoch_numbers(path)[0]) == []
+    assert unreferenced(path, everystep.open_run(path).bases, ondisk.epoch_numbers(path)[0]) == []
     assert command("verify", path)[1]["ok"] and everystep.restore(path, *build(9)) == 3
 
 

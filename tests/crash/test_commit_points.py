@@ -13,6 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import ondisk
 import pytest
 
 from everystep.core.retention import Rules
@@ -20,9 +21,10 @@ from everystep.errors import Fenced, StoreError
 from everystep.format.log import census_digest
 from everystep.recover.find import find_newest
 from everystep.store import epoch as epoch_module
-from everystep.store import layout, once
+from everystep.store import once, runs
 from everystep.store.commit import CRASH_POINTS, LOG_CRASH_POINTS
 from everystep.store.epoch import EpochWriter
+from everystep.store.files import RunPath
 from everystep.store.log_reader import read_log
 from everystep.store.runs import Lineage, Point, create_run, read_lineage, read_run
 from everystep.store.verify import verify_run
@@ -100,11 +102,11 @@ def test_killed_at_first_base(tmp_path: Path) -> None:
 LOGGER = """
 import os, sys
 from pathlib import Path
-from everystep.store import layout, once
+from everystep.store import layout
 from everystep.format.log import LoggedRecord
 from everystep.store.log import LogWriter
 run = Path(sys.argv[1])
-layout.epoch_dir(run, 1).mkdir(parents=True)
+os.makedirs(layout.epoch_dir(run, 1))
 writer = LogWriter(run, "ab" * 16, 1, int(sys.argv[3]))
 for step in (1, 3, 5):
     if step == 5:
@@ -115,6 +117,7 @@ for step in (1, 3, 5):
 
 
 @pytest.mark.parametrize("point", LOG_CRASH_POINTS)
+@pytest.mark.usefixtures("plain_bodies")
 def test_killed_while_the_log_is_written(point: str, tmp_path: Path) -> None:
     words = [sys.executable, "-c", LOGGER, str(tmp_path), point, str(census_digest(CENSUS))]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
@@ -175,7 +178,7 @@ def test_a_damaged_older_base_does_not_stop_the_writer(tmp_path: Path) -> None:
 
 REFUSE_LINKS = """
 import errno, os
-def refuse(*_):
+def refuse(*_, **__):
     raise OSError({0}, os.strerror({0}))
 os.link = refuse
 """
@@ -207,32 +210,32 @@ def test_racing_claims_get_different_numbers(refusal: int, tmp_path: Path) -> No
 def test_a_creator_that_died_where_links_are_refused_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.EPERM, "Operation not permitted")
 
     monkeypatch.setattr(os, "link", refuse)
     monkeypatch.setattr(once, "_LOCKED_SECONDS_MAX", 0.1)
-    lock = tmp_path / f"{layout.TEMPORARY_PREFIX}{layout.RUN_DOCUMENT}-lock"
+    lock = tmp_path / f"{ondisk.TEMPORARY_PREFIX}{ondisk.RUN_DOCUMENT}-lock"
     lock.touch()
     with pytest.raises(StoreError, match=f"remove {lock}"):
         create_run(tmp_path)
     assert "Operation not permitted" in caplog.text
     lock.unlink()
     assert create_run(tmp_path) == create_run(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == [layout.RUN_DOCUMENT]
+    assert [path.name for path in tmp_path.iterdir()] == [ondisk.RUN_DOCUMENT]
 
 
 def test_a_run_that_is_created_just_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its document appears while somebody looks for it: no run yet, but not somebody else's folder either."""
-    plain = Path.is_file
+    plain = runs.look_at
 
-    def and_then_it_appears(path: Path) -> bool:
+    def and_then_it_appears(path: RunPath) -> os.stat_result | None:
         there = plain(path)
-        if path == tmp_path / layout.RUN_DOCUMENT and not there:
-            monkeypatch.setattr(Path, "is_file", plain)
+        if path.name == ondisk.RUN_DOCUMENT and not there:
+            monkeypatch.setattr(runs, "look_at", plain)
             create_run(tmp_path)
         return there
 
-    monkeypatch.setattr(Path, "is_file", and_then_it_appears)
+    monkeypatch.setattr(runs, "look_at", and_then_it_appears)
     assert read_run(tmp_path) is None
     assert read_run(tmp_path) is not None

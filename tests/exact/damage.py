@@ -5,8 +5,9 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
+import ondisk
+
 from everystep.format.log import read_heads
-from everystep.store import layout
 from everystep.store.mapped import map_file
 
 _FRAME = struct.Struct("<QQQ")  # bytes of the events, their checksum, bytes of the payload
@@ -16,8 +17,8 @@ def flip(run: Path, step: int, part: str) -> None:
     """One bit of the record of this step: of its first entry's frame, events or gradients."""
     records = [
         (path, head)
-        for path in layout.segments(run, 1)
-        for head in read_heads(map_file(path), str(path))
+        for path in ondisk.segments(run, 1)
+        for head in read_heads(map_file(ondisk.place(path)), str(path))
         if head.step == step
     ]
     ((path, head),) = records

@@ -9,13 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import ondisk
 import pytest
 import torch
 from torch import nn
 
 import everystep
 from everystep.compression.compressor import residuals_of
-from everystep.store import layout
 
 from .compare import freeze, same
 from .harness import SEED, Job, crash, look, resume, seed_all, unbroken
@@ -73,7 +73,7 @@ def test_a_sparse_log_is_small(tmp_path: Path) -> None:
     for method in ("topk", "bf16"):
         run = tmp_path / method
         lose_host(METHODS[method], run, 12, 12)
-        sizes[method] = sum(path.stat().st_size for path in layout.segments(run, 1))
+        sizes[method] = sum(path.stat().st_size for path in ondisk.segments(run, 1))
     assert sizes["topk"] < sizes["bf16"] / 5, "one record is a base, the others are sparse"
 
 

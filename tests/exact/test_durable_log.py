@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import ondisk
 import pytest
 import torch
 from torch import nn
@@ -21,7 +22,6 @@ import everystep
 from everystep import session
 from everystep.errors import StepUnavailable
 from everystep.lane.runtime import read_card, runtime_dir
-from everystep.store import layout
 
 from .compare import same
 from .damage import flip
@@ -268,7 +268,7 @@ def test_every_step_of_the_log_can_be_restored(logged: Path) -> None:
 @pytest.mark.parametrize("damage", ["cut", "flip", "zeros", "gone", "swapped"])
 def test_the_log_ends_before_what_is_wrong(damage: str, logged: Path) -> None:
     states = states_of(adamw, 12)
-    path = layout.segments(logged, 1)[-1]
+    path = ondisk.segments(logged, 1)[-1]
     data = bytearray(path.read_bytes())
     chance = random.Random(damage)
     for _ in range(4):
@@ -287,7 +287,7 @@ def test_the_log_ends_before_what_is_wrong(damage: str, logged: Path) -> None:
         job = adamw()
         step = everystep.restore(logged, job.model, job.optimizer)
         same(states[step], look(job, whole=False), f"step {step}")
-        assert step == layout.segment_after(path) if damage == "gone" else step <= 12
+        assert step == ondisk.segment_after(path) if damage == "gone" else step <= 12
         if damage in ("cut", "flip", "swapped") and place < len(data) // 2:
             assert step < 12, "it was noticed"
 
@@ -367,7 +367,7 @@ def test_old_segments_go_with_the_bases_that_needed_them(tmp_path: Path) -> None
             job.turn(step)
             time.sleep(0.02)
     kept = everystep.open_run(tmp_path / "run").steps
-    first = [layout.segment_after(path) for path in layout.segments(tmp_path / "run", 1)]
+    first = [ondisk.segment_after(path) for path in ondisk.segments(tmp_path / "run", 1)]
     assert len(kept) == 2 and first
     assert sum(step < kept[0] for step in first) <= 1, (first, kept)
     for step in range(kept[0], 81, 7):

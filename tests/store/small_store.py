@@ -7,6 +7,8 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
+import ondisk
+
 from everystep.core.census import Atom, Census, Mode, OptimizerSpec
 from everystep.core.events import Edit
 from everystep.core.retention import Rules
@@ -14,9 +16,9 @@ from everystep.format.base import CHUNK_BYTES, SessionValues
 from everystep.format.entry import frame_entry
 from everystep.format.slot import pack_events
 from everystep.recover.find import Found, find_newest
-from everystep.store import layout
 from everystep.store.bases import Snapshot, SnapshotTensor, read_index
 from everystep.store.epoch import EpochWriter
+from everystep.store.layout import name_of
 from everystep.store.runs import Point, read_lineage
 
 SMALL, LARGE = 200, 2 * CHUNK_BYTES + 777  # bytes of the first atom; the large one has three chunks
@@ -66,10 +68,10 @@ def needs(run: Path) -> dict[int, set[str]]:
     """The files that each step cannot do without, newest step first."""
     found: dict[int, set[str]] = {}
     for candidate in read_lineage(run).candidates:
-        folder = layout.base_dir(run, candidate.epoch, candidate.entry.step)
-        files = {file.path for file in read_index(run, candidate).files}
-        files.add(str((folder / layout.INDEX).relative_to(run)))
-        manifest = layout.epoch_dir(run, candidate.epoch) / layout.MANIFEST
+        folder = ondisk.base_dir(run, candidate.epoch, candidate.entry.step)
+        files = {name_of(file) for file in read_index(run, candidate).files}
+        files.add(str((folder / ondisk.INDEX).relative_to(run)))
+        manifest = ondisk.epoch_dir(run, candidate.epoch) / ondisk.MANIFEST
         found[candidate.entry.step] = {*files, str(manifest.relative_to(run))}
     return found
 

@@ -14,12 +14,12 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
+import ondisk
 import pytest
 
 from everystep.errors import NothingToRecover, StoreError, UnknownVersion
 from everystep.format.base import CHUNK_BYTES
 from everystep.format.document import VERSION
-from everystep.store import layout
 from everystep.store.reader import open_run
 from everystep.store.verify import verify_run
 
@@ -41,7 +41,7 @@ def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert set(NEEDS) == set(STEPS) and needs(folder / str(SMALL)) == NEEDS
     for step in (2, 3):
         shared = NEEDS[step] & NEEDS[step - 1]
-        assert any(path.endswith(layout.WEIGHTS) for path in shared), "no file is shared"
+        assert any(path.endswith(ondisk.WEIGHTS) for path in shared), "no file is shared"
     return folder
 
 
@@ -72,10 +72,10 @@ def check_damage(run: Path, path: Path, what: str) -> None:
 def all_names() -> list[str]:
     one, two = "epochs/000001", "epochs/000002"
     base = [f"{one}/bases/{1:012d}", f"{two}/bases/{2:012d}", f"{two}/bases/{3:012d}"]
-    inside = [layout.INDEX, layout.WEIGHTS, layout.SLOTS, layout.SESSION]
+    inside = [ondisk.INDEX, ondisk.WEIGHTS, ondisk.SLOTS, ondisk.SESSION]
     names = [f"{folder}/{name}" for folder in base for name in inside]
-    names += [f"{base[2]}/{layout.TAIL}", f"{one}/manifest.json", f"{two}/manifest.json"]
-    return [layout.RUN_DOCUMENT, *names]
+    names += [f"{base[2]}/{ondisk.TAIL}", f"{one}/manifest.json", f"{two}/manifest.json"]
+    return [ondisk.RUN_DOCUMENT, *names]
 
 
 def test_names_are_all_files(pristine: Path) -> None:
@@ -102,7 +102,7 @@ def flip(run: Path, name: str, places: Iterable[int], chance: random.Random) -> 
 def test_every_byte(name: str, run: Path) -> None:
     print(f"EVERYSTEP_SEED={SEED}")
     chance = random.Random(f"{SEED} {name}")
-    older = f"/{3:012d}/" not in name and name.endswith(layout.INDEX)
+    older = f"/{3:012d}/" not in name and name.endswith(ondisk.INDEX)
     stride = 4 if older and not ALL else 1  # their bytes are checked by the same code
     flip(run, name, range(chance.randrange(stride), (run / name).stat().st_size, stride), chance)
 
@@ -111,7 +111,7 @@ def test_every_chunk_of_a_large_file(pristine: Path, run: Path, tmp_path: Path) 
     print(f"EVERYSTEP_SEED={SEED}")
     chance = random.Random(SEED)
     large = shutil.copytree(pristine / str(LARGE), tmp_path / "large")
-    name = f"epochs/000001/bases/{1:012d}/{layout.WEIGHTS}"
+    name = f"epochs/000001/bases/{1:012d}/{ondisk.WEIGHTS}"
     size = (large / name).stat().st_size
     assert size > 2 * CHUNK_BYTES
     for start in range(0, size, CHUNK_BYTES):
@@ -141,7 +141,7 @@ def test_cut_extended_emptied_missing(name: str, run: Path) -> None:
     path.write_bytes(data + b"\0")
     check_damage(run, path, f"{name} one byte longer")
     path.write_bytes(data)
-    if path.name not in (layout.MANIFEST, layout.RUN_DOCUMENT):
+    if path.name not in (ondisk.MANIFEST, ondisk.RUN_DOCUMENT):
         path.unlink()  # a claimed epoch without a manifest is no damage, it was never opened
         check_damage(run, path, f"{name} missing")
 
@@ -149,7 +149,7 @@ def test_cut_extended_emptied_missing(name: str, run: Path) -> None:
 def test_swapped_files(run: Path) -> None:
     """Whole, well-formed files in each other's place: their own checksums alone do not tell."""
     two, three = (run / f"epochs/000002/bases/{step:012d}" for step in (2, 3))
-    for name in (layout.INDEX, layout.WEIGHTS, layout.SLOTS, layout.SESSION):
+    for name in (ondisk.INDEX, ondisk.WEIGHTS, ondisk.SLOTS, ondisk.SESSION):
         _swap(two / name, three / name)
         assert verify_run(run).problems
         found = newest(run)
@@ -169,7 +169,7 @@ def _swap(one: Path, other: Path) -> None:
     spare.rename(other)
 
 
-@pytest.mark.parametrize("name", [layout.RUN_DOCUMENT, "epochs/000002/manifest.json"])
+@pytest.mark.parametrize("name", [ondisk.RUN_DOCUMENT, "epochs/000002/manifest.json"])
 def test_newer_format_is_refused_clearly(name: str, run: Path) -> None:
     from everystep.format.document import _digest
 

@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+import ondisk
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -20,16 +21,19 @@ from everystep.core.census import Census
 from everystep.errors import CorruptData, Fenced
 from everystep.format.base import Point
 from everystep.format.log import BLOCK_BYTES, HEAD_BYTES, LoggedRecord, census_digest, read_heads
-from everystep.store import layout, stream
 from everystep.store import log as log_module
+from everystep.store import stream
 from everystep.store.log import LogWriter, old_segments
 from everystep.store.log_reader import LogReader, read_log
 from everystep.store.mapped import map_file
 from everystep.store.runs import Lineage
 
+pytestmark = pytest.mark.usefixtures("plain_bodies")
 RUN_ID = "ab" * 16
 STREAM_DEFAULTS = stream.StreamWriter.__init__.__kwdefaults__ or {}
 CENSUS = Census((), (), "exact")
+
+
 lengths = st.integers(0, 200) | st.integers(3000, 9000)
 # of a seed, not drawn byte by byte: fifty operations of these lengths are more than hypothesis draws
 bodies = st.builds(
@@ -56,7 +60,7 @@ class LogModel(RuleBasedStateMachine):
 
     def open_epoch(self) -> None:
         number = len(self.path) + 1
-        layout.epoch_dir(self.run, number).mkdir(parents=True)
+        ondisk.epoch_dir(self.run, number).mkdir(parents=True)
         self.path.append((number, None))
         self.writer = LogWriter(self.run, RUN_ID, number, census_digest(CENSUS))
 
@@ -77,9 +81,9 @@ class LogModel(RuleBasedStateMachine):
     def crash_while_appending(self, body: bytes, cut: float, garbage: bytes) -> None:
         """Any part of an unfinished write may be there, or anything else; then a new epoch goes on."""
         epoch = self.path[-1][0]
-        before = {p: p.stat().st_size for p in layout.segments(self.run, epoch)}
+        before = {p: p.stat().st_size for p in ondisk.segments(self.run, epoch)}
         self.writer.append([LoggedRecord(self.step + 1, self.step, memoryview(body))])
-        newest = layout.segments(self.run, epoch)[-1]
+        newest = ondisk.segments(self.run, epoch)[-1]
         start = before.get(newest, 0)
         written = newest.read_bytes()
         whole = start + 4096 * (start == 0) + 48 + len(body)
@@ -96,12 +100,12 @@ class LogModel(RuleBasedStateMachine):
     def crash_leaving_a_block_out(self, batch: list[bytes], place: float) -> None:
         """Buffers are not written in order: some block of an unfinished batch may be missing."""
         epoch = self.path[-1][0]
-        before = {p: p.stat().st_size for p in layout.segments(self.run, epoch)}
+        before = {p: p.stat().st_size for p in ondisk.segments(self.run, epoch)}
         steps = range(self.step + 1, self.step + 1 + len(batch))
         self.writer.append(
             [LoggedRecord(s, s - 1, memoryview(b)) for s, b in zip(steps, batch, strict=True)]
         )
-        newest = layout.segments(self.run, epoch)[-1]
+        newest = ondisk.segments(self.run, epoch)[-1]
         start = before.get(newest, BLOCK_BYTES)
         blocks = (newest.stat().st_size - start) // BLOCK_BYTES
         at = start + int(place * blocks) * BLOCK_BYTES
@@ -130,8 +134,8 @@ class LogModel(RuleBasedStateMachine):
         self.path = [(e, n) for e, n in self.path if e < point.epoch] + [(point.epoch, step)]
         self.held = {s: b for s, b in self.held.items() if s <= step}
         self.step = step
-        number = max(layout.epoch_numbers(self.run)) + 1
-        layout.epoch_dir(self.run, number).mkdir(parents=True)
+        number = max(ondisk.epoch_numbers(self.run)) + 1
+        ondisk.epoch_dir(self.run, number).mkdir(parents=True)
         self.path.append((number, None))
         self.writer = LogWriter(self.run, RUN_ID, number, census_digest(CENSUS))
 
@@ -143,14 +147,14 @@ class LogModel(RuleBasedStateMachine):
         self.held = {s: b for s, b in self.held.items() if s > step}
         self.writer.close()
         for path in old_segments(self.run, self.lineage, step):
-            path.unlink()
+            Path(path).unlink()
 
     @rule(chance=st.randoms(use_true_random=False))
     def rot_in_what_the_base_holds(self, chance: random.Random) -> None:
         """Nobody reads it again."""
-        path = chance.choice(layout.segments(self.run, self.base.epoch) or [None])
+        path = chance.choice(ondisk.segments(self.run, self.base.epoch) or [None])
         with contextlib.suppress(CorruptData):
-            for head in read_heads(map_file(path), str(path)) if path else ():
+            for head in read_heads(map_file(ondisk.place(path)), str(path)) if path else ():
                 if head.step <= self.base.step and head.size:
                     data = bytearray(path.read_bytes())
                     data[head.start + chance.randrange(head.size)] ^= 1 + chance.randrange(255)

@@ -8,16 +8,18 @@ import os
 import time
 from pathlib import Path
 
+import ondisk
 import pytest
 
 from everystep.core.census import Census
 from everystep.format.base import Point
 from everystep.format.log import LoggedRecord, census_digest
-from everystep.store import layout, log_reader
+from everystep.store import log_reader
 from everystep.store.log import LogWriter
 from everystep.store.mapped import expect_hops, map_file, read_ahead
 from everystep.store.runs import Lineage
 
+pytestmark = pytest.mark.usefixtures("plain_bodies")
 RUN_ID = "cd" * 16
 _MIB = 1 << 20
 _SIZE = 32 * _MIB
@@ -36,14 +38,14 @@ def forgotten(tmp_path: Path) -> memoryview:
     path = tmp_path / "data"
     path.write_bytes(b"\1" * _SIZE)
     _forget(path)
-    return map_file(path)
+    return map_file(ondisk.place(path))
 
 
 def _forget(path: Path) -> None:
     with path.open("rb") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    if _resident_bytes(map_file(path)):
+    if _resident_bytes(map_file(ondisk.place(path))):
         pytest.skip("this file system keeps its files in memory")
 
 
@@ -60,17 +62,17 @@ def test_a_look_that_hops_reads_no_more_than_that(forgotten: memoryview) -> None
 def test_an_empty_file_can_be_looked_at(tmp_path: Path) -> None:
     path = tmp_path / "empty"
     path.touch()
-    expect_hops(map_file(path), True)
+    expect_hops(map_file(ondisk.place(path)), True)
 
 
 def test_a_log_is_not_read_for_its_heads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of large records only those that are wanted come in, and what the disk reads ahead of them."""
     size = 4 * _MIB
-    layout.epoch_dir(tmp_path, 1).mkdir(parents=True)
+    ondisk.epoch_dir(tmp_path, 1).mkdir(parents=True)
     census = Census((), (), "exact")
     writer = LogWriter(tmp_path, RUN_ID, 1, census_digest(census))
     writer.append([LoggedRecord(s + 1, s, memoryview(bytes(size))) for s in range(32)])
-    path = writer.end[0]
+    path = Path(writer.end[0])
     writer.close()
     _forget(path)
     views = []

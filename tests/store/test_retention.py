@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 import msgspec
+import ondisk
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -20,7 +21,6 @@ from everystep.core.retention import Rules
 from everystep.errors import CorruptData, NothingToRecover, StepUnavailable, UsageError
 from everystep.format.base import Manifest, Point, SessionValues, after_seal
 from everystep.recover.find import find_newest
-from everystep.store import layout
 from everystep.store.bases import BaseReader, Snapshot, SnapshotTensor, read_index
 from everystep.store.epoch import EpochWriter
 from everystep.store.retention import plan_retention, unreferenced
@@ -156,7 +156,7 @@ def test_nothing_goes_while_the_newest_base_cannot_be_read_back(tmp_path: Path) 
     writer = EpochWriter(run, None, Rules(1))
     writer.commit(snapshot(1))
     writer.commit(snapshot(2))
-    victim = layout.base_dir(run, 1, 2) / layout.WEIGHTS
+    victim = ondisk.base_dir(run, 1, 2) / ondisk.WEIGHTS
     data = bytearray(victim.read_bytes())
     data[-1] ^= 1
     victim.write_bytes(data)
@@ -186,9 +186,9 @@ def test_a_tag_leads_to_a_base_that_was_rewound_over(tmp_path: Path) -> None:
     check(run, pinned, 0)
     report = verify_run(run)
     assert report.problems == [] and report.valid == [4]
-    (layout.base_dir(run, 1, 2) / layout.SESSION).write_bytes(b"rotten")
+    (ondisk.base_dir(run, 1, 2) / ondisk.SESSION).write_bytes(b"rotten")
     report = verify_run(run)
-    assert layout.SESSION in report.problems[0] and report.valid == [4]
+    assert ondisk.SESSION in report.problems[0] and report.valid == [4]
 
 
 def test_a_tag_that_comes_while_others_are_removed(tmp_path: Path) -> None:
@@ -214,7 +214,7 @@ def test_a_damaged_tag_stops_retention_and_nothing_else(tmp_path: Path) -> None:
     writer = EpochWriter(run, None, Rules(1))
     writer.commit(snapshot(1))
     set_tag(run, "precious", 1)
-    layout.tag_path(run, "precious").write_bytes(b"everystep tag 1 2 ab\n{}")
+    ondisk.tag_path(run, "precious").write_bytes(b"everystep tag 1 2 ab\n{}")
     writer.commit(snapshot(2))
     with pytest.raises(CorruptData, match="precious"):
         writer.retain()
@@ -243,7 +243,7 @@ def test_a_base_without_slots_is_not_resumed_from(tmp_path: Path) -> None:
     with pytest.raises(StepUnavailable, match="only its weights"):
         find_newest(run, None, 1)
     assert verify_run(run).problems == []
-    (layout.base_dir(run, 1, 2) / layout.WEIGHTS).unlink()
+    (ondisk.base_dir(run, 1, 2) / ondisk.WEIGHTS).unlink()
     with pytest.raises(NothingToRecover):  # what is left of step 1 is no state
         find_newest(run, None)
 
@@ -279,9 +279,16 @@ def test_documents_from_before_there_were_rules_are_read() -> None:
     session = {"step": 6, "rng": b"", "state": b"s", "groups": [b""], "values": []}
     before = msgspec.convert(session, SessionValues)
     assert after_seal(before, seal) == SessionValues(7, b"rng", b"s", (b"groups",), (), None)
-    entry = {"step": 7, "digest": "d", "new_bytes": 1, "total_bytes": 1, "time": 0.5}
+    entry = {"step": 7, "digest": "d" * 32, "new_bytes": 1, "total_bytes": 1, "time": 0.5}
     manifest = msgspec.convert(
-        {"run_id": "r", "epoch": 1, "continues": None, "host": "h", "pid": 1, "bases": [entry]},
+        {
+            "run_id": "r" * 32,
+            "epoch": 1,
+            "continues": None,
+            "host": "h",
+            "pid": 1,
+            "bases": [entry],
+        },
         Manifest,
     )
     assert manifest.bases[0].metric is None and not manifest.slimmed and manifest.rules == Rules()

@@ -8,6 +8,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import ondisk
 import pytest
 
 from everystep.bench.verify_speed import _snapshot
@@ -22,7 +23,7 @@ from everystep.store.verify import verify_run
 
 def seen(path: Path, size: int) -> bytes:
     found: dict[int, bytes] = {}
-    scan(path, size, lambda part, at: found.update({at: bytes(part)}))
+    scan(ondisk.place(path), size, lambda part, at: found.update({at: bytes(part)}))
     assert [at + len(found[at]) for at in sorted(found)][:-1] == sorted(found)[1:]
     return b"".join(found[at] for at in sorted(found))
 
@@ -39,11 +40,11 @@ def test_every_byte_is_seen_once(
     asked: list[int] = []  # flags of what was opened
     refused: list[int] = []
 
-    def opens(name: Any, flags: int, *rest: Any) -> int:
-        asked.append(flags)
+    def opens(name: Any, flags: int, *rest: Any, **more: Any) -> int:
+        asked.extend([] if flags & os.O_DIRECTORY else [flags])
         if refuses == "to open" and flags & os.O_DIRECT:
             raise OSError(errno.EINVAL, "no such thing here")
-        return real_open(name, flags, *rest)
+        return real_open(name, flags, *rest, **more)
 
     def reads(fd: int, buffers: list[memoryview], at: int) -> int:
         if refuses == "to read" and not refused:
@@ -115,4 +116,4 @@ def test_what_a_look_finds_wrong_in_any_piece_is_raised(
             raise CorruptData("here it is")
 
     with pytest.raises(CorruptData, match="here it is"):
-        scan(path, 100_000, look)
+        scan(ondisk.place(path), 100_000, look)

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import ondisk
 import pytest
 
 from everystep.store import stream
@@ -20,7 +21,7 @@ SIZES = [0, 1, 4095, 4096, BUFFER, BUFFER + 1, 5 * BUFFER - 1]
 
 
 def write(path: Path, data: bytes) -> StreamWriter:
-    writer = StreamWriter(path, buffer_bytes=BUFFER)
+    writer = StreamWriter(ondisk.place(path), buffer_bytes=BUFFER)
     try:
         for start in range(0, len(data), 1000):
             writer.append(memoryview(data)[start : start + 1000])
@@ -44,10 +45,10 @@ def test_refused_direct_writes_go_through_the_page_cache(
     opened, written = os.open, os.pwrite
     direct: set[int] = set()
 
-    def open_(path: Any, flags: int, *args: Any) -> int:
+    def open_(path: Any, flags: int, *args: Any, **more: Any) -> int:
         if refused == "open" and flags & os.O_DIRECT:
             raise OSError(errno.EINVAL, "refused")
-        fd = opened(path, flags & ~os.O_DIRECT, *args)
+        fd = opened(path, flags & ~os.O_DIRECT, *args, **more)
         direct.update({fd} if flags & os.O_DIRECT else ())
         return fd
 
@@ -80,7 +81,9 @@ def test_two_direct_writes_refused_at_once_both_go_through_the_page_cache(
         return written(fd, *args)
 
     opened = os.open
-    monkeypatch.setattr(stream.os, "open", lambda p, f, *a: opened(p, f & ~os.O_DIRECT, *a))
+    monkeypatch.setattr(
+        stream.os, "open", lambda p, f, *a, **k: opened(p, f & ~os.O_DIRECT, *a, **k)
+    )
     monkeypatch.setattr(stream.os, "pwrite", pwrite)
     data = os.urandom(4 * BUFFER + 17)
     write(tmp_path / "file", data)
@@ -118,7 +121,7 @@ def test_a_hole_is_filled_after_what_comes_behind_it(
 ) -> None:
     chance = random.Random(before + behind)
     first, last = chance.randbytes(before), chance.randbytes(behind)
-    writer = StreamWriter(tmp_path / "file", buffer_bytes=BUFFER)
+    writer = StreamWriter(ondisk.place(tmp_path / "file"), buffer_bytes=BUFFER)
     writer.append(memoryview(first))
     fill = writer.leave_hole(8)
     assert fill is not None
@@ -131,7 +134,7 @@ def test_a_hole_is_filled_after_what_comes_behind_it(
 
 
 def test_a_hole_lies_in_one_buffer_and_there_is_one_at_a_time(tmp_path: Path) -> None:
-    writer = StreamWriter(tmp_path / "file", buffer_bytes=BUFFER)
+    writer = StreamWriter(ondisk.place(tmp_path / "file"), buffer_bytes=BUFFER)
     writer.append(memoryview(bytes(BUFFER - 7)))
     assert writer.leave_hole(8) is None
     assert writer.leave_hole(7) is not None
@@ -149,7 +152,7 @@ def test_a_buffer_with_a_hole_is_not_written_before_it_is_filled(
         return written(fd, data, at)
 
     monkeypatch.setattr(stream.os, "pwrite", pwrite)
-    writer = StreamWriter(tmp_path / "file", buffer_bytes=BUFFER)
+    writer = StreamWriter(ondisk.place(tmp_path / "file"), buffer_bytes=BUFFER)
     fill = writer.leave_hole(8)
     assert fill is not None
     writer.append(memoryview(bytes(6 * BUFFER)))

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import ondisk
 import pytest
 
 from everystep.cli.prune import prune_run
@@ -99,9 +100,9 @@ def build(run: Path) -> EpochWriter:
         logged.append([record(step + 1)])
     logged.close()
     set_tag(run, "pinned", 2)
-    killed = layout.base_dir(run, 1, 9)
+    killed = ondisk.base_dir(run, 1, 9)
     killed.mkdir(parents=True)
-    (killed / layout.WEIGHTS).write_bytes(b"half a base")
+    (killed / ondisk.WEIGHTS).write_bytes(b"half a base")
     second = EpochWriter(run, Point(1, 4), RULES)
     logged = log_of(run, second)
     for step in (5, 6, 7):
@@ -228,7 +229,7 @@ def test_a_shadow_that_comes_late_to_its_claim_is_fenced(tmp_path: Path) -> None
     with pytest.raises(Fenced, match="claimed epoch 2"):
         EpochWriter(run, Point(1, 3), RULES, known=Known(1, ("ours",)))
     assert newest_point(run) == Point(2, 5)
-    assert layout.epoch_numbers(run) == [2, 1], "a claim that is refused leaves nothing"
+    assert ondisk.epoch_numbers(run) == [2, 1], "a claim that is refused leaves nothing"
 
 
 def test_shadows_of_one_attach_follow_each_other(tmp_path: Path) -> None:
@@ -238,7 +239,7 @@ def test_shadows_of_one_attach_follow_each_other(tmp_path: Path) -> None:
         continues = newest_point(run) if step else None
         EpochWriter(run, continues, RULES, known=seen).commit(snapshot(step))
         if step == 1:
-            layout.epoch_dir(run, 3).mkdir()  # of one that was killed in the midst of its claim
+            ondisk.epoch_dir(run, 3).mkdir()  # of one that was killed in the midst of its claim
     assert newest_point(run) == Point(5, 3)
     with pytest.raises(Fenced):  # who attached before and handed its state on
         EpochWriter(run, Point(2, 1), RULES, known=Known(2, ("a",)))
@@ -247,7 +248,7 @@ def test_shadows_of_one_attach_follow_each_other(tmp_path: Path) -> None:
 def test_who_clears_up_leaves_a_claim_alone_that_is_under_way(tmp_path: Path) -> None:
     run = tmp_path / "run"
     EpochWriter(run, None, RULES).commit(snapshot(1))
-    layout.epoch_dir(run, 2).mkdir()
+    ondisk.epoch_dir(run, 2).mkdir()
     with pytest.raises(Fenced):
         EpochWriter(run, Point(1, 1), RULES, known=Known(1))
 
@@ -273,7 +274,7 @@ def test_a_log_whose_file_was_removed_is_told_and_goes_on_in_another(tmp_path: P
     writer.commit(snapshot(1))
     logged = log_of(tmp_path / "run", writer)
     logged.append([record(2)])
-    layout.segments(tmp_path / "run", 1)[0].unlink()
+    ondisk.segments(tmp_path / "run", 1)[0].unlink()
     with pytest.raises(StoreError, match="removed"):
         logged.append([record(3)])
     writer.commit(snapshot(3))

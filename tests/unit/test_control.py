@@ -38,7 +38,12 @@ from everystep.shadow.spawn import ShadowHandle
 
 SEED = int(os.environ.get("EVERYSTEP_SEED", random.SystemRandom().randrange(1 << 30)))
 # what processes of one protocol say to each other: when it changes, PROTOCOL goes up and a line is added
-MESSAGES = {1: "ce9845dcb4c5bd8a", 2: "672570a5fb7a3868", 3: "6c09738d9a881a25"}
+MESSAGES = {
+    1: "ce9845dcb4c5bd8a",
+    2: "672570a5fb7a3868",
+    3: "6c09738d9a881a25",
+    4: "6d26ae140b5b0171",
+}
 
 _SHADOW = """
 import sys, time

@@ -7,13 +7,13 @@ import random
 import time
 from pathlib import Path
 
+import ondisk
 import pytest
 
 from everystep.core.failures import USUAL_SECONDS, Life, mean_time_between_failures
 from everystep.core.retention import Rules
 from everystep.shadow.gauge import Gauge
 from everystep.shadow.spans import Spans
-from everystep.store import layout
 from everystep.store.epoch import EpochWriter
 from everystep.store.history import lives_of
 from everystep.tune.measured import Measured, machine_of
@@ -247,7 +247,7 @@ def test_a_life_is_as_long_as_its_writer_measured_whatever_the_clock_said(
     lives = lives_of(tmp_path, newest_lives=False)
     assert [life.failed for life in lives] == [False, False]
     assert all(0 < life.seconds < 60 for life in lives)
-    segment = layout.log_dir(tmp_path, 2) / layout.segment_name(1, 0)
+    segment = ondisk.log_dir(tmp_path, 2) / ondisk.segment_name(1, 0)
     segment.parent.mkdir()
     segment.touch()
     os.utime(segment, (wall() + 1e9, wall() + 1e9))

@@ -6,6 +6,7 @@ import threading
 import time
 from pathlib import Path
 
+import ondisk
 import pytest
 
 from everystep.core.census import Atom, Census
@@ -24,20 +25,21 @@ RUN_ID = "ab" * 16
 class Bench:
     def __init__(self, run: Path) -> None:
         self.run = run
-        layout.epoch_dir(run, 1).mkdir(parents=True)
+        ondisk.epoch_dir(run, 1).mkdir(parents=True)
         self.keeper = LogKeeper(run, CENSUS, 1)
         self.base = Point(1, 0)
+        self.reached = 0
 
     def log(self, step: int, after: int, *, fits: bool = True, based: tuple[int, ...] = ()) -> None:
-        events: list[Event] = [Rebase(based, based)] if based else []
-        self.keeper.offer(Seal(step, after, b"", b"", (), 0), [(events, memoryview(b""))])
+        self.offer(step, after, *([Rebase(based, based)] if based else []))
         self.look(fits=fits)
 
-    def offer(self, step: int) -> None:
-        self.keeper.offer(Seal(step, step - 1, b"", b"", (), 0), [([], memoryview(b""))])
+    def offer(self, step: int, after: int, *events: Event) -> None:
+        seal = Seal(step, after, b"", b"", (), 0)
+        self.keeper.offer(seal, [([*events, seal], memoryview(b""))])
 
     def look(self, *, fits: bool = True) -> None:
-        self.keeper.look_after(RUN_ID, 1, self.base, fits=fits, now=True)
+        self.keeper.look_after(RUN_ID, 1, self.base, reached=self.reached, fits=fits, now=True)
         deadline = time.monotonic() + 10
         while self.keeper.busy and time.monotonic() < deadline:
             time.sleep(0.001)
@@ -66,10 +68,10 @@ def test_steps_that_the_trainer_let_go_end_the_log_until_the_next_base(tmp_path:
 def test_the_state_that_recording_begins_with_is_written_as_a_base_only(tmp_path: Path) -> None:
     """It comes in parts; the last of them comes with the first record that could be redone."""
     bench = Bench(tmp_path)
-    bench.keeper.offer(Seal(0, 0, b"", b"", (), 0), [([Rebase((3,), (0,))], memoryview(b""))])
+    bench.offer(0, 0, Rebase((3,), (0,)))
     assert bench.keeper.broken
     bench.look()  # its base is durable
-    assert not bench.keeper.broken and not layout.segments(tmp_path, 1)
+    assert not bench.keeper.broken and not ondisk.segments(tmp_path, 1)
     bench.log(1, 0)
     bench.log(2, 1, based=(3,))  # a repair: what is sent anew is part of that step
     bench.check(2)
@@ -158,7 +160,7 @@ def test_any_error_of_the_writer_is_told(
 def test_a_segment_that_somebody_removed_ends_the_log_until_the_next_base(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.log(1, 0)
-    layout.segments(tmp_path, 1)[0].unlink()
+    ondisk.segments(tmp_path, 1)[0].unlink()
     bench.log(2, 1)
     assert "removed" in bench.keeper.problem and bench.keeper.broken
     bench.base = Point(1, 2)

@@ -16,6 +16,7 @@ import torch
 
 from everystep.device.side import close_sides, open_sides
 from everystep.lane.arena import SharedMemory
+from everystep.store.files import RunPath
 from everystep.store.stream import StreamWriter
 
 _SECONDS = 0.3  # of copying for one figure
@@ -81,7 +82,7 @@ def disk(folder: Path | None, size: int) -> dict[str, Any]:
     rates: dict[str, float] = {}
     with tempfile.TemporaryDirectory(prefix="everystep-bench-", dir=parent) as place:
         for name, piece in _DISK_PIECES.items():
-            path = Path(place) / name.replace(" ", "")
+            path = RunPath(Path(place)) / name.replace(" ", "")
             began = time.perf_counter()
             writer = StreamWriter(path, buffer_bytes=piece)
             while writer.bytes < size:
@@ -94,7 +95,7 @@ def disk(folder: Path | None, size: int) -> dict[str, Any]:
     return {**rates, "direct": direct, "best": max(rates.values()), "read": read}
 
 
-def _read_rate(path: Path, *, direct: bool) -> float:
+def _read_rate(path: RunPath, *, direct: bool) -> float:
     """Past the page cache, as a restarted host has to read."""
     fd = os.open(path, os.O_RDONLY | (os.O_DIRECT if direct else 0))
     size = os.fstat(fd).st_size

@@ -24,6 +24,7 @@ from everystep.format.log import LoggedRecord, census_digest
 from everystep.loading import load_point
 from everystep.recover.find import find_newest
 from everystep.store import layout
+from everystep.store.files import RunPath, replace_file, size_of, temporary_for
 from everystep.store.log import LogWriter
 from everystep.store.mapped import map_file
 from everystep.store.runs import claim_epoch
@@ -94,7 +95,7 @@ def _train(training: Training, run: Path, steps: int) -> dict[str, Any]:
             raise everystep.EverystepError(f"bench log: the log ends at {status['durable_step']}")
         time.sleep(0.05)
     os.kill(status["pid"], signal.SIGKILL)
-    written = sum(path.stat().st_size for path in layout.segments(run, status["epoch"]))
+    written = sum(map(size_of, layout.segments(run, status["epoch"])))
     state = sum(t.nbytes for t in training.tensors())
     return {
         "steps": steps,
@@ -113,7 +114,7 @@ def _redo(training: Training, run: Path, steps: int) -> dict[str, Any]:
     """Loading the base, and what the log takes on top of that."""
     expected = [t.clone() for t in training.tensors()]
     base = everystep.open_run(run).steps[-1]
-    _forget(path for path in run.rglob("*") if path.is_file())
+    _forget(RunPath(path.parent) / path.name for path in run.rglob("*") if path.is_file())
     cold, _ = _restore(training, run, base)
     each, identical = [], True
     for _ in range(_ROUNDS):
@@ -151,11 +152,11 @@ def _restore(training: Training, run: Path, step: int | None) -> tuple[float, in
     return time.perf_counter() - began, found.point.step
 
 
-def _segments(run: Path) -> list[Path]:
+def _segments(run: Path) -> list[RunPath]:
     return [path for epoch in layout.epoch_numbers(run) for path in layout.segments(run, epoch)]
 
 
-def _forget(paths: Iterable[Path]) -> None:
+def _forget(paths: Iterable[RunPath]) -> None:
     """Whoever reads them next has to go to the disk."""
     for path in paths:
         fd = os.open(path, os.O_RDONLY)
@@ -163,15 +164,15 @@ def _forget(paths: Iterable[Path]) -> None:
         os.close(fd)
 
 
-def _write_anew(paths: Iterable[Path]) -> None:
+def _write_anew(paths: Iterable[RunPath]) -> None:
     """Elsewhere on the disk: what was read once may come again from some memory below this system."""
     for path in paths:
-        copy = path.with_suffix(".copy")
+        copy = temporary_for(path)
         writer = StreamWriter(copy)
         writer.append(map_file(path))
         writer.finish()
         writer.close()
-        copy.replace(path)
+        replace_file(copy, path)
         _forget([path])
 
 

@@ -17,7 +17,7 @@ from everystep.capture.lifetime import GradientLifetime
 from everystep.capture.outbox import LetGo, Outbox
 from everystep.capture.states import StateSender
 from everystep.core.census import ALIGN_BYTES, Mode, gradient_layout
-from everystep.core.events import AMP_BYTES, Call, pack_presence
+from everystep.core.events import AMP_BYTES, AmpName, Call, pack_presence
 from everystep.core.pace import costs_too_much, early_pays
 from everystep.replay.optimizers import rewrites_gradients
 
@@ -176,10 +176,11 @@ class CallLog:
     def _places(atoms: tuple[int, ...], wanted: set[int]) -> set[int]:
         return {i for i, atom in enumerate(atoms) if atom in wanted} if wanted else set()
 
-    def _send_amp(self, index: int, at: int) -> dict[str, int]:
+    def _send_amp(self, index: int, at: int) -> dict[AmpName, int]:
         """What a GradScaler told the optimizer; it lies on the device, so it travels as bytes."""
-        found: dict[str, int] = {}
-        for name in ("grad_scale", "found_inf"):
+        found: dict[AmpName, int] = {}
+        names: tuple[AmpName, ...] = ("grad_scale", "found_inf")
+        for name in names:
             tensor = getattr(self._live.optimizers[index], name, None)
             if tensor is not None:
                 scalar = tensor.detach().to(torch.float32).view(-1)

@@ -17,7 +17,14 @@ from everystep.capture.groups import GroupValues
 from everystep.capture.names import logical_names, walk
 from everystep.capture.refusals import check_atom, check_optimizers, named
 from everystep.compression.compressor import residuals_of
-from everystep.core.census import Atom, Census, Mode, OptimizerSpec, agree_on_modes
+from everystep.core.census import (
+    Atom,
+    Census,
+    Exactness,
+    Mode,
+    OptimizerSpec,
+    agree_on_modes,
+)
 from everystep.errors import UsageError
 from everystep.replay.choose import choose
 from everystep.replay.optimizers import class_path, mode_of
@@ -282,7 +289,7 @@ def _is_turned(parameter: torch.Tensor) -> bool:
     return parameter.device.type == "cpu" and not parameter.is_contiguous()
 
 
-def _exactness(specs: list[OptimizerSpec], tensors: list[torch.Tensor]) -> tuple[str, str]:
+def _exactness(specs: list[OptimizerSpec], tensors: list[torch.Tensor]) -> tuple[Exactness, str]:
     replayed = {a for s in specs if s.mode is Mode.REPLAY and not s.twins for a in s.atoms}
     if any(tensors[a].device.type != "cpu" for a in replayed):
         why = next(s.why for s in specs if s.mode is Mode.REPLAY and not s.twins)

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import torch
 
+from everystep.errors import CorruptData
 from everystep.format import values
 
 
@@ -24,6 +25,8 @@ class RandomStates(msgspec.Struct, frozen=True, array_like=True):
 
 _decoder = msgspec.msgpack.Decoder(RandomStates)
 _NUMPY_DEFAULT = "MT19937"
+_NUMPY_GENERATORS = (_NUMPY_DEFAULT, "PCG64", "PCG64DXSM", "Philox", "SFC64")
+_NO_STATES = (msgspec.DecodeError, CorruptData, ValueError, TypeError, LookupError, RuntimeError)
 _NUMPY_WORDS = 624 + 1  # key and position of a Mersenne twister
 
 
@@ -39,6 +42,22 @@ def capture_rng() -> bytes:
     return msgspec.msgpack.encode(states)
 
 
+def check_rng(data: bytes) -> None:
+    """Raise, before anything is changed, if these are no random states: generators that nobody uses try."""
+    try:
+        states = _decoder.decode(data)
+        version, words, gauss = states.python
+        random.Random().setstate((version, tuple(array("L", words)), gauss))
+        if states.numpy is not None:
+            import numpy as np
+
+            name = states.numpy[0]
+            np.random.RandomState(_numpy_generator(name)()).set_state(_of_numpy(states.numpy))
+        torch.Generator().set_state(_tensor(states.torch_cpu))
+    except _NO_STATES as error:
+        raise CorruptData(f"random states of {len(data)} bytes: {error}") from error
+
+
 def restore_rng(data: bytes) -> None:
     states = _decoder.decode(data)
     version, words, gauss = states.python
@@ -47,18 +66,33 @@ def restore_rng(data: bytes) -> None:
         import numpy as np
 
         source: Any = np.random  # its stubs lack two functions
-        name, keys, position, has_gauss, cached = states.numpy
+        name = states.numpy[0]
         _numpy_state.forget()
         if type(source.get_bit_generator()).__name__ != name:
-            source.set_bit_generator(getattr(source, name)())
-        if name == _NUMPY_DEFAULT:
-            np.random.set_state((name, np.frombuffer(keys, np.uint32), position, has_gauss, cached))
-        else:
-            np.random.set_state(values.decode(keys))
+            source.set_bit_generator(_numpy_generator(name)())
+        np.random.set_state(_of_numpy(states.numpy))
     torch.set_rng_state(_tensor(states.torch_cpu))
     if torch.cuda.is_available():
         for device, state in enumerate(states.torch_cuda[: torch.cuda.device_count()]):
             torch.cuda.set_rng_state(_tensor(state), device)
+
+
+def _numpy_generator(name: str) -> Any:
+    """numpy's own of this name, and nothing else that it may have under it."""
+    import numpy as np
+
+    if name not in _NUMPY_GENERATORS:
+        raise ValueError(f"a numpy generator {name!r}")
+    return getattr(np.random, name)
+
+
+def _of_numpy(state: tuple[str, bytes, int, int, float]) -> Any:
+    import numpy as np
+
+    name, keys, position, has_gauss, cached = state
+    if name != _NUMPY_DEFAULT:
+        return values.decode(keys)
+    return name, np.frombuffer(keys, np.uint32), position, has_gauss, cached
 
 
 class _NumpyState:
@@ -89,7 +123,8 @@ class _NumpyState:
         """The user has set another kind of generator: its state is a document of numpy's."""
         import numpy as np
 
-        if getattr(np.random, kind, None) is not type(generator):
+        known = kind in _NUMPY_GENERATORS and getattr(np.random, kind) is type(generator)
+        if not known:
             if not self._told:
                 self._told = True
                 warnings.warn(

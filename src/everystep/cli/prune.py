@@ -23,6 +23,7 @@ from everystep.options import Options
 from everystep.recover.meet import hold_run, shadow_of
 from everystep.store import layout
 from everystep.store.epoch import EpochWriter
+from everystep.store.files import RunPath, size_of
 from everystep.store.log import old_segments
 from everystep.store.reader import open_run
 from everystep.store.retention import (
@@ -133,10 +134,10 @@ def _runs_shadow(manifest: Manifest) -> bool:
 def _describe(
     run: Path, lineage: Lineage, plan: Plan, rules: Rules, verified: int | None
 ) -> dict[str, Any]:
-    freed: dict[Path, int] = {}
+    freed: dict[RunPath, int] = {}
     epoch = lineage.path[-1][0] if lineage.path else 0
     for path in unreferenced(run, plan.keep, epoch) if verified is not None else ():
-        freed[path.parent] = freed.get(path.parent, 0) + path.stat().st_size
+        freed[path.parent] = freed.get(path.parent, 0) + size_of(path)
     log = old_segments(run, lineage, plan.log_begins_at) if verified is not None else []
     bases: list[dict[str, Any]] = [
         {
@@ -151,7 +152,7 @@ def _describe(
         }
         for c, verdict in plan.bases
     ]
-    log_bytes = sum(path.stat().st_size for path in log)
+    log_bytes = sum(map(size_of, log))
     leftovers = sum(freed.values())
     unverified = verified is None and bool(bases)
     return {

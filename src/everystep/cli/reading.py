@@ -15,6 +15,7 @@ from everystep.format.base import BaseIndex, Point
 from everystep.store.bases import read_index
 from everystep.store.bisect import first_bad_step, metric_of
 from everystep.store.bucket import is_url
+from everystep.store.layout import name_of
 from everystep.store.reader import open_run
 from everystep.store.tags import tags_by_point
 from everystep.store.verify import Report, verify_bucket, verify_run
@@ -124,7 +125,7 @@ def inspect(
             {"key": s.key, "class": s.path, "mode": s.mode.value, "why": s.why}
             for s in index.census.optimizers
         ],
-        "files": [{"path": f.path, "bytes": f.bytes} for f in index.files],
+        "files": [{"path": name_of(f), "bytes": f.bytes} for f in index.files],
         "atoms": atoms,
     }
 
@@ -138,7 +139,7 @@ def inspect(
             ),
         )
         yield output.columns(
-            ("file", "size"), ((f.path, output.size(f.bytes)) for f in index.files)
+            ("file", "size"), ((name_of(f), output.size(f.bytes)) for f in index.files)
         )
 
     return output.Reply(document, render)

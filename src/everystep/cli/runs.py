@@ -16,10 +16,10 @@ import typer
 
 from everystep.errors import NotARun
 from everystep.lane.runtime import read_card, runtime_dir
-from everystep.store.bucket import Bucket, is_url
+from everystep.store.bucket import Bucket, is_url, redacted
 from everystep.store.bucket_commits import read_newest
 from everystep.store.fetch import fetch_documents
-from everystep.store.tiers import local_dir
+from everystep.store.tiers import check_path, local_dir
 
 RunName = Annotated[
     str,
@@ -33,6 +33,7 @@ RunName = Annotated[
 
 def documents_of(run: str) -> Path:
     """A directory that tells what the run holds; of a living run on this host, its own."""
+    check_path(run)
     if not is_url(run):
         return Path(run)
     local = local_dir(run)
@@ -41,7 +42,7 @@ def documents_of(run: str) -> Path:
     bucket = Bucket(run)
     commit = read_newest(bucket)
     if commit is None:
-        raise NotARun(f"open {run}: there is no run", hint="check the URL")
+        raise NotARun(f"open {redacted(run)}: there is no run", hint="check the URL")
     folder = Path(tempfile.mkdtemp(prefix="everystep-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     fetch_documents(bucket, commit, folder / local.name)

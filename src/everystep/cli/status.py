@@ -21,6 +21,7 @@ from everystep.lane.runtime import runtime_dir
 from everystep.recover.meet import shadow_of
 from everystep.store import layout
 from everystep.store.bases import read_index
+from everystep.store.files import modified_at
 from everystep.store.log_reader import LogReader
 from everystep.store.runs import Lineage, identify, read_lineage
 
@@ -102,7 +103,7 @@ def _log_time(run: Path, lineage: Lineage) -> float:
     for epoch, _ in lineage.path:
         for segment in layout.segments(run, epoch)[-1:]:
             with contextlib.suppress(OSError):
-                times.append(segment.stat().st_mtime)
+                times.append(modified_at(segment))
     return max(times)
 
 

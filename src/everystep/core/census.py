@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from enum import StrEnum
 from functools import cached_property
 from itertools import chain
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
 from everystep.core.dtypes import tensor_bytes
+from everystep.core.numbers import Natural
 
 PACKED_BYTES_MAX = 256 << 10  # copies smaller than this waste most of a link's bandwidth
 ALIGN_BYTES = 64  # payload blocks start on cache lines, so views of any element type are aligned
@@ -18,6 +19,9 @@ ALIGN_BYTES = 64  # payload blocks start on cache lines, so views of any element
 
 def align(offset: int, to: int = ALIGN_BYTES) -> int:
     return -(-offset // to) * to
+
+
+Exactness = Literal["exact", "bounded", "lossy"]
 
 
 class Mode(StrEnum):
@@ -33,7 +37,7 @@ class Atom(msgspec.Struct, frozen=True):
 
     name: str
     dtype: str
-    shape: tuple[int, ...]
+    shape: tuple[Natural, ...]
     buffer: bool = False
     aliases: tuple[str, ...] = ()
     lossy: bool = False  # too large for logs at every step: only bases hold it
@@ -49,7 +53,7 @@ class OptimizerSpec(msgspec.Struct, frozen=True):
     key: str
     path: str  # module:qualname
     mode: Mode
-    groups: tuple[tuple[int, ...], ...]
+    groups: tuple[tuple[Natural, ...], ...]
     why: str = ""  # the reason for the mode, in words
     twins: dict[
         str, str
@@ -93,7 +97,7 @@ class Script(msgspec.Struct, frozen=True):
 class Census(msgspec.Struct, frozen=True, dict=True):
     atoms: tuple[Atom, ...]
     optimizers: tuple[OptimizerSpec, ...]
-    exactness: str  # exact | bounded | lossy
+    exactness: Exactness
     why: str = ""
     not_persistent: tuple[str, ...] = ()  # buffers that the model's own state_dict leaves out
     script: Script = Script()
@@ -106,6 +110,13 @@ class Census(msgspec.Struct, frozen=True, dict=True):
     def parameters(self) -> tuple[int, ...]:
         """Atoms that may have a gradient, those of no optimizer included."""
         return tuple(i for i, atom in enumerate(self.atoms) if not atom.buffer)
+
+    def moved_by(self, optimizer: int) -> frozenset[int]:
+        return self._moved[optimizer]
+
+    @cached_property
+    def _moved(self) -> tuple[frozenset[int], ...]:
+        return tuple(frozenset(spec.atoms) for spec in self.optimizers)
 
     @cached_property
     def layouts(self) -> tuple[GradientLayout, ...]:

@@ -6,12 +6,15 @@ Tensor bytes do not travel inside events: they lie in the payload, `at` bytes fr
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Literal
 
 import msgspec
 
 from everystep.core.census import ALIGN_BYTES, Census, gradient_layout
+from everystep.core.numbers import Natural
 
 GRADIENT = "grad"  # in place of a slot: what `backward` left on the parameter for a later step
+AmpName = Literal["grad_scale", "found_inf"]  # what a GradScaler tells an optimizer
 AMP_BYTES = 2 * ALIGN_BYTES  # behind a call's gradients there is room for what a GradScaler says
 
 
@@ -32,20 +35,20 @@ class Edit(msgspec.Struct, frozen=True, tag="edit", array_like=True, gc=False):
     """`nbytes` bytes of one tensor, from byte `start` on: the atom's value (slot ""), one of its optimizer
     slots ("<optimizer key>/<name>") or its gradient (slot GRADIENT)."""
 
-    atom: int
+    atom: Natural
     slot: str
     dtype: str
-    shape: tuple[int, ...]
-    start: int
-    nbytes: int
-    at: int
+    shape: tuple[Natural, ...]
+    start: Natural
+    nbytes: Natural
+    at: Natural
 
 
 class SlotValues(msgspec.Struct, frozen=True, tag="values", array_like=True, gc=False):
     """The parts of one atom's optimizer state that are not plain tensors, encoded."""
 
-    atom: int
-    optimizer: int
+    atom: Natural
+    optimizer: Natural
     values: bytes
 
 
@@ -53,55 +56,55 @@ class Rebase(msgspec.Struct, frozen=True, tag="rebase", array_like=True, gc=Fals
     """The edits of these atoms in this record are their whole state at this step; `versions` tells
     when each last changed, so that an unchanged atom is not written to the store again."""
 
-    atoms: tuple[int, ...]
-    versions: tuple[int, ...]
+    atoms: tuple[Natural, ...]
+    versions: tuple[Natural, ...]
 
 
 class Call(msgspec.Struct, frozen=True, tag="call", array_like=True, gc=False):
     """One optimizer call: the gradients it consumed (`presence` has a bit per atom of the optimizer:
     None is not zero) and every scalar of its groups."""
 
-    optimizer: int
+    optimizer: Natural
     groups: bytes
     presence: bytes
-    at: int
-    amp: dict[str, int]  # where grad_scale and found_inf lie in the payload, a float32 each
+    at: Natural
+    amp: dict[AmpName, Natural]  # where each lies in the payload, a float32
 
 
 class Fingerprints(msgspec.Struct, frozen=True, tag="prints", array_like=True, gc=False):
     """Digests of tensors (atom, slot) as they are at the seal, eight bytes each."""
 
-    tensors: tuple[tuple[int, str], ...]
-    at: int
+    tensors: tuple[tuple[Natural, str], ...]
+    at: Natural
 
 
 class Sparse(msgspec.Struct, frozen=True, tag="sparse", array_like=True, gc=False):
     """Only in logs, first in its entry: the payload of `bytes` bytes is stored as those of its words that
     are not zero (`format.sparse`)."""
 
-    bytes: int
-    blocks: int
-    words: int
+    bytes: Natural
+    blocks: Natural
+    words: Natural
 
 
 class Planes(msgspec.Struct, frozen=True, tag="planes", array_like=True, gc=False):
     """Only in logs, first in its entry: the payload of `bytes` bytes is stored as byte planes of elements of
     `width` bytes, in compressed chunks of these sizes (`format.planes`)."""
 
-    bytes: int
-    width: int
-    sizes: tuple[int, ...]
+    bytes: Natural
+    width: Natural
+    sizes: tuple[Natural, ...]
 
 
 class Seal(msgspec.Struct, frozen=True, tag="seal", array_like=True, gc=False):
     """The end of step `step`. An empty `state` or group means: as in the record before."""
 
-    step: int
-    after: int  # the step this record follows; a gap shows here
+    step: Natural
+    after: Natural  # the step this record follows; a gap shows here
     rng: bytes
     state: bytes
     groups: tuple[bytes, ...]
-    time_ns: int  # by the clock that only goes forward, the same one in all processes of a host
+    time_ns: Natural  # by the clock that only goes forward, the same one in all processes of a host
     metric: float | None = None  # what the user reported last
     pending: Presence = Presence()
 

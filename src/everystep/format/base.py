@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
+from typing import Literal
 
 import msgspec
 
 from everystep.core.census import Census
 from everystep.core.dtypes import ELEMENT_TYPES
 from everystep.core.events import Presence, Seal
+from everystep.core.numbers import Checksum, Digest, Natural, Time
 from everystep.core.retention import Rules
 
 CHUNK_BYTES = 1 << 20
@@ -17,25 +19,25 @@ _NOTHING: Mapping[str, str] = {}
 
 
 class RunDocument(msgspec.Struct, frozen=True):
-    run_id: str
+    run_id: Digest
     created: str
 
 
 class Point(msgspec.Struct, frozen=True):
     """A place in the lineage of a run."""
 
-    epoch: int
-    step: int
+    epoch: Natural
+    step: Natural
 
 
 class BaseEntry(msgspec.Struct, frozen=True):
     """What a manifest says of a base; `digest` covers the index file byte for byte."""
 
-    step: int
-    digest: str
-    new_bytes: int
-    total_bytes: int
-    time: float
+    step: Natural
+    digest: Digest
+    new_bytes: Natural
+    total_bytes: Natural
+    time: Time
     metric: float | None = None  # what the user had reported last
 
 
@@ -44,18 +46,18 @@ class Tag(msgspec.Struct, frozen=True):
     the run was rewound to an earlier step."""
 
     name: str
-    epoch: int
+    epoch: Natural
     base: BaseEntry
 
 
 class Manifest(msgspec.Struct, frozen=True):
     """What counts in one epoch. Epochs before it count only up to the point it continues."""
 
-    run_id: str
-    epoch: int
+    run_id: Digest
+    epoch: Natural
     continues: Point | None
     host: str
-    pid: int
+    pid: Natural
     bases: tuple[BaseEntry, ...] = ()
     ancestors: tuple[Point, ...] = ()  # what `continues` continues, and so on back
     dropped: tuple[Point, ...] = ()  # bases of earlier epochs that retention has removed
@@ -63,54 +65,60 @@ class Manifest(msgspec.Struct, frozen=True):
     rules: Rules = Rules()  # what this writer keeps
     token: str = ""  # tells this epoch from one of the same number, claimed on another host
     attach: str = ""  # that its writer served; shadows of one attach may follow each other
-    opened: float = 0.0  # when it was claimed
-    lived: float = 0.0  # seconds from then to when this was written, by a clock that never jumps
-    written: int = 0  # bytes of bases and log that its writer had written then
-    closed: float = 0.0  # when its trainer ended well; 0: it still lives, or something failed
+    opened: Time = 0.0  # when it was claimed
+    lived: Time = 0.0  # seconds from then to when this was written, by a clock that never jumps
+    written: Natural = 0  # bytes of bases and log that its writer had written then
+    closed: Time = 0.0  # when its trainer ended well; 0: it still lives, or something failed
+
+
+Part = Literal["weights", "slots", "session", "tail"]
 
 
 class StoredFile(msgspec.Struct, frozen=True):
-    """A file of a base; `path` is relative to the run, so a later base may refer to it."""
+    """A file that a base refers to, its own or that of an earlier one. Numbers say where it lies: a name that
+    somebody else has written is never used as one."""
 
-    path: str
-    bytes: int
-    chunks: tuple[str, ...]  # xxh3-64 of every CHUNK_BYTES, headers included
+    epoch: Natural
+    step: Natural
+    part: Part
+    bytes: Natural
+    chunks: tuple[Checksum, ...]  # xxh3-64 of every CHUNK_BYTES, headers included
 
 
 class StoredTensor(msgspec.Struct, frozen=True):
     """Where one tensor of an atom lies; `version` is the step its bytes belong to."""
 
-    atom: int
+    atom: Natural
     slot: str
     dtype: str
-    shape: tuple[int, ...]
-    version: int
-    file: int
-    at: int
-    bytes: int
+    shape: tuple[Natural, ...]
+    version: Natural
+    file: Natural
+    at: Natural
+    bytes: Natural
 
 
 class BaseIndex(msgspec.Struct, frozen=True):
-    run_id: str
-    epoch: int
-    step: int
+    run_id: Digest
+    epoch: Natural
+    step: Natural
     census: Census
     files: tuple[StoredFile, ...]
     tensors: tuple[StoredTensor, ...]
-    session: int  # which file holds the SessionValues
-    tail: int | None  # which file holds the log tail, if any
-    tail_steps: int
-    time: float
+    session: Natural  # which file holds the SessionValues
+    tail: Natural | None  # which file holds the log tail, if any
+    tail_steps: Natural
+    time: Time
 
 
 class SessionValues(msgspec.Struct, frozen=True):
     """Everything of a step that is not a tensor of an atom."""
 
-    step: int
+    step: Natural
     rng: bytes
     state: bytes
     groups: tuple[bytes, ...]
-    values: tuple[tuple[int, int, bytes], ...]  # atom, optimizer, encoded slot values
+    values: tuple[tuple[Natural, Natural, bytes], ...]  # atom, optimizer, encoded slot values
     metric: float | None = None
     pending: Presence = Presence()
 

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 
 import msgspec
 
+from everystep.core.numbers import Natural
 from everystep.format.base import Manifest, Point, RunDocument, Tag
 
 _WHATEVER_STEP = 1 << 62  # of an epoch that is continued wherever it ends
@@ -15,9 +16,9 @@ class Commit(msgspec.Struct, frozen=True):
     """Numbered one after the other, each put only if its number is free: who finds it taken has lost the run.
     `manifests` are those of the lineage, oldest first."""
 
-    number: int
+    number: Natural
     run: RunDocument
-    epoch: int  # the one whose writer made it
+    epoch: Natural  # the one whose writer made it
     token: str  # of that epoch
     manifests: tuple[Manifest, ...]
     tags: tuple[Tag, ...] = ()  # of bases that are there

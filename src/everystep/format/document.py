@@ -44,7 +44,7 @@ def unpack_document(kind: str, data: bytes, type: type[T], where: str) -> T:
         raise CorruptData(f"read {where}: a {found} of {length} bytes, expected a {kind}")
     try:
         return msgspec.json.decode(body, type=type)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise CorruptData(f"read {where}: {error}") from error
 
 

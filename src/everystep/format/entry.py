@@ -5,8 +5,12 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 
+from everystep.core.census import Census
 from everystep.core.events import Event
 from everystep.errors import CorruptData
+from everystep.format.checks import check_entry, check_record
+from everystep.format.log import LoggedRecord
+from everystep.format.planes import check_readable
 from everystep.format.slot import unpack_events
 
 _FRAME = struct.Struct("<QQQ")  # document bytes, document checksum, payload bytes
@@ -19,6 +23,23 @@ def frame_entry(document: bytes, checksum: int, payload: bytes | memoryview) -> 
 def frame_head(document: bytes, checksum: int, payload_bytes: int) -> bytes:
     """What stands in front of an entry's payload."""
     return _FRAME.pack(len(document), checksum, payload_bytes) + document
+
+
+def checked_entries(
+    data: memoryview, census: Census, where: str
+) -> Iterator[tuple[list[Event], memoryview]]:
+    """The same, held against the census that they speak of."""
+    for events, payload in unframe_entries(data):
+        check_entry(events, len(payload), census, where)
+        yield events, payload
+
+
+def check_body(record: LoggedRecord, census: Census, where: str) -> None:
+    """A whole record of a log."""
+    events: list[Event] = []
+    for events, _ in checked_entries(record.body, census, where):
+        check_readable(events)
+    check_record(events, record.step, record.after, where)
 
 
 def unframe_entries(data: memoryview) -> Iterator[tuple[list[Event], memoryview]]:

@@ -3,9 +3,11 @@ parameters, attributes. A list is groups alone; so it was before there was more 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from everystep.errors import CorruptData
 from everystep.format import values
 
 
@@ -31,10 +33,23 @@ def encode_values(
 
 def decode_values(encoded: bytes, unpack: values.Unpack) -> OptimizerValues:
     found = values.decode(encoded, unpack)
-    if isinstance(found, list):
-        return OptimizerValues(found)
-    told = found.get("attributes")
-    attributes = None if told is None else dict(pair for pair in told if len(pair) == 2)
-    unrecorded = frozenset(pair[0] for pair in told or () if len(pair) == 1)
-    state = [(place, key, value) for place, key, value in found["state"]]
-    return OptimizerValues(found["groups"], state, attributes, unrecorded)
+    try:
+        if isinstance(found, list):
+            return OptimizerValues(_groups(found))
+        told = found.get("attributes")
+        attributes = None if told is None else dict(pair for pair in told if len(pair) == 2)
+        unrecorded = frozenset(pair[0] for pair in told or () if len(pair) == 1)
+        state = [(operator.index(place), key, value) for place, key, value in found["state"]]
+        return OptimizerValues(_groups(found["groups"]), state, attributes, unrecorded)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise CorruptData(f"decode what an optimizer used: {error}") from error
+
+
+def _groups(found: Any) -> list[dict[str, Any]]:
+    """Values alone: parameters stand in the census."""
+    for group in found:
+        if not isinstance(group, dict) or "params" in group:
+            raise ValueError("a param group that is no dict of values")
+        if not all(isinstance(key, str) for key in group):
+            raise ValueError("a param group with a key that is no string")
+    return list(found)

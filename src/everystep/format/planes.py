@@ -48,6 +48,8 @@ def unpack_planes(planes: Planes, data: memoryview, threads: int) -> memoryview:
     ends = np.cumsum(planes.sizes).tolist()
     if not 0 < planes.width <= 16 or (ends[-1] if ends else 0) != len(data):
         raise CorruptData(f"byte planes: {len(data)} bytes, expected {ends[-1] if ends else 0}")
+    if len(planes.sizes) != -(-planes.bytes // CHUNK_BYTES):
+        raise CorruptData(f"byte planes: {len(planes.sizes)} chunks for {planes.bytes} bytes")
     parts = [data[end - size : end] for end, size in zip(ends, planes.sizes, strict=True)]
     whole = b"".join(_each(partial(_unpack_chunk, width=planes.width), parts, threads))
     if len(whole) < planes.bytes:
@@ -58,6 +60,9 @@ def unpack_planes(planes: Planes, data: memoryview, threads: int) -> memoryview:
 def _unpack_chunk(data: memoryview, width: int) -> bytes:
     room = CHUNK_BYTES + width
     try:
+        # what a frame says of itself counts for more than what it is given: memory is made for it
+        if zstandard.frame_content_size(data) > room:
+            raise CorruptData(f"byte planes: a chunk of more than {room} bytes")
         found = zstandard.ZstdDecompressor().decompress(data, max_output_size=room)
         return np.frombuffer(found, np.uint8).reshape(width, -1).T.tobytes()
     except (zstandard.ZstdError, ValueError) as error:

@@ -92,5 +92,5 @@ def unpack_events(document: bytes | memoryview, checksum: int) -> list[Event]:
         raise CorruptData(f"slot document of {len(document)} bytes: checksum does not match")
     try:
         return _decoder.decode(document)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise CorruptData(f"slot document: {error}") from error

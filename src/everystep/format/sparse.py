@@ -45,6 +45,15 @@ def block_starts(ranges: Ranges) -> np.ndarray:
     return starts
 
 
+def block_words(ranges: Ranges) -> np.ndarray:
+    """How many words each block has: the last one of a range may be shorter."""
+    words = np.array([-(-size // 4) for _, size in ranges], np.int64)
+    counts = block_counts(ranges)
+    place = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)
+    sizes: np.ndarray = np.minimum(np.repeat(words, counts) - place * BLOCK_WORDS, BLOCK_WORDS)
+    return sizes
+
+
 def part_ends(sparse: Sparse) -> tuple[int, int]:
     """Where the counts end, and where the places do."""
     middle = 4 * sparse.blocks
@@ -72,8 +81,15 @@ def split(sparse: Sparse, data: memoryview) -> SparseWords:
 def checked(sparse: Sparse, data: memoryview, ranges: Ranges) -> SparseWords:
     """What was stored, if it belongs to these ranges."""
     words = split(sparse, data)
-    if block_counts(ranges).sum() != sparse.blocks or words.counts.sum() != sparse.words:
+    sizes = block_words(ranges)
+    fits = len(sizes) == sparse.blocks and (words.counts <= sizes).all()
+    if not fits or words.counts.sum(dtype=np.int64) != sparse.words:
         raise CorruptData("sparse payload: it does not fit the events it came with")
+    filled = words.counts > 0
+    if filled.any():
+        begins = np.cumsum(words.counts[filled], dtype=np.int64) - words.counts[filled]
+        if (np.maximum.reduceat(words.places, begins) >= sizes[filled]).any():
+            raise CorruptData("sparse payload: a word lies outside of its block")
     return words
 
 

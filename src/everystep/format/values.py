@@ -42,7 +42,8 @@ _MALFORMED = (
     TypeError,
     AttributeError,
     OverflowError,
-    RecursionError,
+    RuntimeError,  # of a framework that is asked for a device it does not know; and RecursionError
+    MemoryError,
 )
 _repr = Repr()
 _repr.maxstring = _repr.maxother = _SHOWN

@@ -19,7 +19,7 @@ from everystep.format.base import safetensors_header
 from everystep.format.optimizer import OptimizerValues, decode_values
 from everystep.recover.state import State, StateTensor
 from everystep.replay.tensors import unpack, view_tensor
-from everystep.store.commit import sync_dir
+from everystep.store.files import RunPath, sync_folder
 
 Progress = Callable[[int, int], None]
 _PIECE_BYTES = 16 << 20
@@ -136,7 +136,7 @@ def _new_file(path: Path, total: int, progress: Progress) -> Iterator[Any]:
             file.flush()
             os.fsync(file.fileno())
         temporary.rename(path)
-        sync_dir(path.parent)
+        sync_folder(RunPath(path.parent))
     except OSError as error:
         raise StoreError(
             f"export to {path}: {error.strerror}", hint="check the folder and its free space"

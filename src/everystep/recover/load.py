@@ -12,7 +12,7 @@ import torch
 from everystep.core.census import Census, mismatches
 from everystep.core.events import GRADIENT, Call, Edit, Rebase, SlotValues
 from everystep.errors import CorruptData, ModelMismatch
-from everystep.format.entry import unframe_entries
+from everystep.format.entry import checked_entries
 from everystep.lane.runtime import ShadowCard
 from everystep.recover.expand import Expander
 from everystep.recover.find import Found
@@ -227,7 +227,7 @@ def _replay_tail(
     pending: Pending,
 ) -> None:
     frames = chain([found.tail], (record.body for record in found.log))
-    entries = chain.from_iterable(map(unframe_entries, frames))
+    entries = chain.from_iterable(checked_entries(f, found.census, "log") for f in frames)
     with Expander(found.census, tensors) as expander:
         for events, payload in expander.payloads(entries):
             for event in events:

@@ -10,6 +10,7 @@ import torch
 
 from everystep.core.census import Census
 from everystep.core.events import Edit, Rebase, SlotValues
+from everystep.errors import CorruptData
 from everystep.format import values
 from everystep.replay.slots import device_of, new_slot
 from everystep.replay.tensors import unpack_on
@@ -57,13 +58,17 @@ class SlotLoader:
         if edit.start == 0:
             return self.replace(edit.atom, edit.slot, edit.dtype, edit.shape)
         index, name = self._find(edit.slot)
-        found: torch.Tensor = self._state(index, edit.atom)[name]
+        found = self._state(index, edit.atom).get(name)
+        if not isinstance(found, torch.Tensor) or found.nbytes < edit.start + edit.nbytes:
+            raise CorruptData(f"read log: a part of slot {edit.slot!r} that nothing has begun")
         return found
 
     def values(self, event: SlotValues) -> None:
         """Slots that are no plain tensors."""
         unpack = unpack_on(self._parameters(event.atom).device)
         found = values.decode(event.values, unpack)
+        if not isinstance(found, dict):
+            raise CorruptData(f"read log: slots of atom {event.atom} are a {type(found).__name__}")
         self._state(event.optimizer, event.atom).update(found)
         self._sent.setdefault(event.atom, set()).update((event.optimizer, name) for name in found)
         self._told.setdefault(event.atom, set()).add(event.optimizer)

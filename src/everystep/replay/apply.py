@@ -8,6 +8,7 @@ import torch
 
 from everystep.core.census import Census, gradient_layout
 from everystep.core.events import Call, Edit, unpack_presence
+from everystep.errors import CorruptData
 from everystep.format.optimizer import decode_values
 from everystep.replay.extras import set_attributes, set_other_state
 from everystep.replay.optimizers import (
@@ -81,6 +82,9 @@ def set_groups(optimizer: torch.optim.Optimizer, encoded: bytes) -> None:
     State under keys that are no parameters, and attributes, come back too."""
     device = next((p.device for g in optimizer.param_groups for p in g["params"]), None)
     told = decode_values(encoded, unpack_on(device or torch.device("cpu")))
+    if len(told.groups) != len(optimizer.param_groups):
+        found, expected = len(told.groups), len(optimizer.param_groups)
+        raise CorruptData(f"values of {found} param groups for an optimizer of {expected}")
     set_other_state(optimizer, told.state)
     if told.attributes is not None:
         set_attributes(optimizer, told.attributes, told.unrecorded)

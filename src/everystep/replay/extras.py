@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from everystep.errors import UnsupportedState
+from everystep.errors import CorruptData, UnsupportedState
 from everystep.format import values
-from everystep.replay.optimizers import attributes_of
+from everystep.replay.optimizers import attributes_of, may_be_state
 from everystep.replay.tensors import pack
 
 
@@ -33,6 +33,9 @@ def set_attributes(
 ) -> None:
     """Attributes that a step made since then go; what is code stays as the user has built it."""
     live = attributes_of(optimizer)
+    for name in logged:
+        if not may_be_state(optimizer, name):
+            raise CorruptData(f"attribute {name!r} of a {type(optimizer).__name__}: it is no state")
     for name in live.keys() - logged.keys() - unrecorded:
         if _is_storable(live[name]):
             delattr(optimizer, name)

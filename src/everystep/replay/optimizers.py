@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from inspect import getattr_static, isdatadescriptor
 from typing import Any
 
 import torch
@@ -45,6 +46,15 @@ def attributes_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """What the object holds beyond what every optimizer does: the counter of a Lookahead, a running mean."""
     own = vars(optimizer).items()
     return {name: value for name, value in own if name not in _names_of_every_optimizer()}
+
+
+def may_be_state(optimizer: torch.optim.Optimizer, name: object) -> bool:
+    """Whether an attribute of this name may come from a store: none that torch keeps for itself, and nothing
+    that would stand in for code."""
+    if not isinstance(name, str) or not name.isidentifier() or name in _names_of_every_optimizer():
+        return False
+    found = getattr_static(type(optimizer), name, None)
+    return not callable(found) and not isdatadescriptor(found)
 
 
 @cache

@@ -10,14 +10,16 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
-from everystep.core.dtypes import ELEMENT_TYPES
-from everystep.errors import UnsupportedState
+from everystep.core.dtypes import ELEMENT_TYPES, tensor_bytes
+from everystep.errors import CorruptData, UnsupportedState
 from everystep.format.unstorable import Unstorable
 from everystep.format.values import Unpack
 
 _BY_NAME: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ELEMENT_TYPES}
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _BY_DTYPE = {dtype: name for name, dtype in _BY_NAME.items()}
+# a state may name types that no tensor of a run may have
+_ALL_DTYPES = {n: d for n, d in vars(torch).items() if isinstance(d, torch.dtype)}
 
 
 def why_not_stored(tensor: torch.Tensor) -> tuple[str, str] | None:
@@ -66,6 +68,8 @@ def view_tensor(data: Payload, dtype: str, shape: tuple[int, ...]) -> torch.Tens
     """A tensor that lies in the given memory; nothing is copied."""
     if isinstance(data, torch.Tensor):
         return data.view(_BY_NAME[dtype]).view(shape)
+    if len(data) != tensor_bytes(dtype, shape):  # what is missing would be whatever the memory held
+        raise CorruptData(f"{len(data)} bytes for a tensor {dtype}{list(shape)}")
     if not len(data):
         return torch.empty(shape, dtype=_BY_NAME[dtype])
     return torch.frombuffer(data, dtype=_BY_NAME[dtype]).view(shape)
@@ -150,7 +154,7 @@ def unpack(tag: str, payload: Any) -> Any:
     if tag == "size":
         return torch.Size(payload)
     if tag == "dtype":
-        return getattr(torch, payload)
+        return _ALL_DTYPES[payload]
     if tag == "device":
         return torch.device(payload)
     raise KeyError(f"unknown tag {tag!r}")

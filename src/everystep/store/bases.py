@@ -19,22 +19,19 @@ from everystep.format.base import (
     CHUNK_BYTES,
     BaseEntry,
     BaseIndex,
+    Part,
     SessionValues,
     StoredFile,
     StoredTensor,
     safetensors_header,
     without_slots,
 )
+from everystep.format.checks import check_index, check_session
 from everystep.format.document import pack_document, unpack_document
+from everystep.format.entry import checked_entries
 from everystep.store import layout
-from everystep.store.commit import (
-    Turn,
-    at_once,
-    crash_point,
-    make_dirs_in,
-    sync_dir,
-    write_blocks,
-)
+from everystep.store.commit import Turn, at_once, crash_point, write_blocks
+from everystep.store.files import make_folder, read_file, sync_folder
 from everystep.store.interrupt import stop_if_asked
 from everystep.store.mapped import map_file, read_ahead
 from everystep.store.runs import Candidate
@@ -87,30 +84,25 @@ def write_base(
     Tensors that have not changed since `previous` are referred to, not written.
     """
     folder = layout.base_dir(run, epoch, snapshot.step)
-    make_dirs_in(layout.epoch_dir(run, epoch), folder)
+    make_folder(folder, below=layout.epoch_dir(run, epoch))
+    write = _Files(run, epoch, snapshot.step, turn)
     crash_point("base_begun")
-    files, tensors = _reuse(snapshot, previous)
+    write.files, tensors = _reuse(snapshot, previous)
     known = {(t.atom, t.slot) for t in tensors}
     fresh = [t for t in snapshot.tensors if (t.atom, t.slot) not in known]
-    before = len(files)
-    for name, part in (
-        (layout.WEIGHTS, [t for t in fresh if not t.slot]),
-        (layout.SLOTS, [t for t in fresh if t.slot]),
-    ):
-        if part:
-            tensors += _write_tensors(run, folder / name, part, snapshot.census, files, turn)
-    values = msgspec.msgpack.encode(snapshot.session)
-    session = _write_file(run, folder / layout.SESSION, [values], files, turn)
-    tail = None
-    if snapshot.tail:
-        tail = _write_file(run, folder / layout.TAIL, [snapshot.tail], files, turn)
+    before = len(write.files)
+    weights, slots = [t for t in fresh if not t.slot], [t for t in fresh if t.slot]
+    tensors += write.tensors("weights", weights, snapshot.census) if weights else []
+    tensors += write.tensors("slots", slots, snapshot.census) if slots else []
+    session = write.file("session", [msgspec.msgpack.encode(snapshot.session)])
+    tail = write.file("tail", [snapshot.tail]) if snapshot.tail else None
     crash_point("data_synced")
     index = BaseIndex(
         run_id=run_id,
         epoch=epoch,
         step=snapshot.step,
         census=snapshot.census,
-        files=tuple(files),
+        files=tuple(write.files),
         tensors=tuple(tensors),
         session=session,
         tail=tail,
@@ -119,14 +111,14 @@ def write_base(
     )
     data = pack_document("base", index)
     write_blocks(folder / layout.INDEX, [data], turn)
-    sync_dir(folder)
+    sync_folder(folder)
     crash_point("index_written")
-    new_bytes = len(data) + sum(file.bytes for file in files[before:])
+    new_bytes = len(data) + sum(file.bytes for file in write.files[before:])
     entry = BaseEntry(
         snapshot.step,
         xxhash.xxh3_128_hexdigest(data),
         new_bytes,
-        sum(f.bytes for f in files),
+        sum(f.bytes for f in write.files),
         index.time,
         _finite(snapshot.session.metric),
     )
@@ -156,27 +148,34 @@ def _reuse(
     return files, [msgspec.structs.replace(t, file=renumbered[t.file]) for t in kept]
 
 
-def _write_tensors(
-    run: Path,
-    path: Path,
-    part: list[SnapshotTensor],
-    census: Census,
-    files: list[StoredFile],
-    turn: Turn,
-) -> list[StoredTensor]:
-    # widest elements first keeps every tensor aligned, as safetensors asks for
-    part = sorted(part, key=lambda t: -ELEMENT_TYPES[t.dtype].bytes)
-    header = safetensors_header(
-        [(_tensor_name(census, t), t.dtype, t.shape, len(t.data)) for t in part]
-    )
-    file = _write_file(run, path, [header, *(t.data for t in part)], files, turn)
-    stored, cursor = [], len(header)
-    for t in part:
-        stored.append(
-            StoredTensor(t.atom, t.slot, t.dtype, t.shape, t.version, file, cursor, len(t.data))
+class _Files:
+    """The files of a base that is written, and those of earlier ones that it refers to."""
+
+    def __init__(self, run: Path, epoch: int, step: int, turn: Turn) -> None:
+        self._run, self._epoch, self._step, self._turn = run, epoch, step, turn
+        self.files: list[StoredFile] = []
+
+    def file(self, part: Part, blocks: Iterable[bytes | memoryview]) -> int:
+        path = layout.base_dir(self._run, self._epoch, self._step) / layout.NAMES[part]
+        size, chunks = write_blocks(path, blocks, self._turn)
+        self.files.append(StoredFile(self._epoch, self._step, part, size, chunks))
+        return len(self.files) - 1
+
+    def tensors(
+        self, part: Part, tensors: list[SnapshotTensor], census: Census
+    ) -> list[StoredTensor]:
+        # widest elements first keeps every tensor aligned, as safetensors asks for
+        tensors = sorted(tensors, key=lambda t: -ELEMENT_TYPES[t.dtype].bytes)
+        header = safetensors_header(
+            [(_tensor_name(census, t), t.dtype, t.shape, len(t.data)) for t in tensors]
         )
-        cursor += len(t.data)
-    return stored
+        file = self.file(part, [header, *(t.data for t in tensors)])
+        stored, at = [], len(header)
+        for t in tensors:
+            size = len(t.data)
+            stored.append(StoredTensor(t.atom, t.slot, t.dtype, t.shape, t.version, file, at, size))
+            at += size
+        return stored
 
 
 def _tensor_name(census: Census, tensor: SnapshotTensor) -> str:
@@ -184,28 +183,19 @@ def _tensor_name(census: Census, tensor: SnapshotTensor) -> str:
     return f"{name}:{tensor.slot.strip('/')}" if tensor.slot else name
 
 
-def _write_file(
-    run: Path,
-    path: Path,
-    blocks: Iterable[bytes | memoryview],
-    files: list[StoredFile],
-    turn: Turn,
-) -> int:
-    size, chunks = write_blocks(path, blocks, turn)
-    files.append(StoredFile(str(path.relative_to(run)), size, chunks))
-    return len(files) - 1
-
-
 def read_index(run: Path, candidate: Candidate) -> BaseIndex:
     """The index of a committed base, checked against the manifest that names it."""
-    path = layout.base_dir(run, candidate.epoch, candidate.entry.step) / layout.INDEX
+    path = layout.index_path(run, candidate.epoch, candidate.entry.step)
     try:
-        data = path.read_bytes()
+        data = read_file(path)
     except OSError as error:
         raise CorruptData(f"read {path}: {error.strerror}") from error
     index = unpack_document("base", data, BaseIndex, str(path))
     if xxhash.xxh3_128_hexdigest(data) != candidate.entry.digest:
         raise CorruptData(f"read {path}: it is not the index that the manifest names")
+    if (index.epoch, index.step) != (candidate.epoch, candidate.entry.step):
+        raise CorruptData(f"read {path}: it is the index of step {index.step}, epoch {index.epoch}")
+    check_index(index, str(path))
     return without_slots(index) if candidate.weights_only else index
 
 
@@ -215,28 +205,41 @@ class BaseReader:
     def __init__(self, run: Path, index: BaseIndex, *, threads: int = 1) -> None:
         self.index = index
         self._views = [open_checked(run, file, threads=threads) for file in index.files]
-        for tensor in index.tensors:
-            if tensor.at + tensor.bytes > index.files[tensor.file].bytes:
-                raise CorruptData(f"base {index.step}: a tensor ends behind its file")
 
     def tensor(self, tensor: StoredTensor) -> memoryview:
         return self._views[tensor.file][tensor.at : tensor.at + tensor.bytes]
 
     @property
     def session(self) -> SessionValues:
-        try:
-            return msgspec.msgpack.decode(self._views[self.index.session], type=SessionValues)
-        except msgspec.DecodeError as error:
-            raise CorruptData(f"base {self.index.step}: session values: {error}") from error
+        return unpack_session(self._views[self.index.session], self.index)
 
     @property
     def tail(self) -> memoryview:
-        return memoryview(b"") if self.index.tail is None else self._views[self.index.tail]
+        if self.index.tail is None:
+            return memoryview(b"")
+        tail = self._views[self.index.tail]
+        check_tail(tail, self.index)
+        return tail
+
+
+def unpack_session(data: bytes | memoryview, index: BaseIndex) -> SessionValues:
+    where = f"base {index.step}"
+    try:
+        session = msgspec.msgpack.decode(data, type=SessionValues)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise CorruptData(f"read {where}: session values: {error}") from error
+    check_session(session, index, where)
+    return session
+
+
+def check_tail(tail: memoryview, index: BaseIndex) -> None:
+    for _ in checked_entries(tail, index.census, f"base {index.step}: log tail"):
+        pass
 
 
 def open_checked(run: Path, file: StoredFile, *, threads: int = 1) -> memoryview:
     """Map a stored file and check its length and every chunk."""
-    path = run / file.path
+    path = layout.file_path(run, file)
     view = map_file(path)
     read_ahead(view, 0, len(view))
     if len(view) != file.bytes or len(file.chunks) != -(-len(view) // CHUNK_BYTES):
@@ -254,7 +257,7 @@ def open_checked(run: Path, file: StoredFile, *, threads: int = 1) -> memoryview
 
 def check_file(run: Path, file: StoredFile) -> None:
     """The same of what the disk holds; nothing of it is kept."""
-    path = run / file.path
+    path = layout.file_path(run, file)
     if len(file.chunks) != -(-file.bytes // CHUNK_BYTES):
         raise CorruptData(f"read {path}: {len(file.chunks)} chunks for {file.bytes} bytes")
     scan(path, file.bytes, lambda part, at: check_chunks(part, at, file, f"read {path}"))

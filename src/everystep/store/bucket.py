@@ -34,12 +34,19 @@ def is_url(run: object) -> bool:
     return isinstance(run, str) and "://" in run
 
 
+def redacted(url: str) -> str:
+    """A URL as it may be shown and logged: without user, password, token and what else somebody put there."""
+    parts = urlsplit(url)
+    host = parts.netloc.rpartition("@")[2]
+    return f"{parts.scheme}://{host}{parts.path}".rstrip("/")
+
+
 class Bucket:
     """Paths are relative to the URL. May be used by several threads."""
 
     def __init__(self, url: str) -> None:
-        self.url = url.rstrip("/")
-        self._store = _open(self.url)
+        self.url = redacted(url)  # for messages
+        self._store = _open(url.rstrip("/"))
 
     def listing(self, below: str = "") -> dict[str, int]:
         """Every object and its size."""
@@ -134,7 +141,7 @@ def _open(url: str) -> ObjectStore:
     scheme = urlsplit(url).scheme
     if scheme not in SCHEMES:
         raise UsageError(
-            f"run {url}: a bucket of kind {scheme!r}, expected one of {', '.join(SCHEMES)}",
+            f"run {redacted(url)}: a bucket of kind {scheme!r}, expected one of {', '.join(SCHEMES)}",
             hint="write s3://bucket/prefix, gs://…, az://… or file:///directory",
         )
     try:
@@ -142,7 +149,7 @@ def _open(url: str) -> ObjectStore:
         from obstore.store import LocalStore, from_url
     except ImportError as error:
         raise UsageError(
-            f"run {url}: obstore is not installed", hint="pip install 'everystep[bucket]'"
+            f"run {redacted(url)}: obstore is not installed", hint="pip install 'everystep[bucket]'"
         ) from error
     try:
         if scheme == "file":
@@ -151,7 +158,8 @@ def _open(url: str) -> ObjectStore:
     except (BaseError, OSError, ValueError) as error:
         said = str(error).partition("\n")[0]
         raise StoreError(
-            f"open {url}: {said}", hint="check the URL, and the credentials in the environment"
+            f"open {redacted(url)}: {said}",
+            hint="check the URL, and the credentials in the environment",
         ) from error
 
 

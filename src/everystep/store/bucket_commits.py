@@ -12,10 +12,14 @@ from pathlib import Path
 
 from everystep.errors import CorruptData, Fenced, StoreError, UsageError
 from everystep.format.base import Manifest, RunDocument, Tag
+from everystep.format.checks import check_manifest
 from everystep.format.commit import Commit, claiming
 from everystep.format.document import pack_document, unpack_document
+from everystep.format.values import shown
 from everystep.store.bucket import Bucket
+from everystep.store.layout import number_of
 from everystep.store.runs import read_manifest
+from everystep.store.tags import is_tag_name
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +34,7 @@ def commit_path(number: int) -> str:
 def commit_numbers(bucket: Bucket) -> list[int]:
     """Newest first."""
     names = [path.rpartition("/")[2].removesuffix(".json") for path in bucket.listing(_FOLDER)]
-    return sorted((int(name) for name in names if name.isdigit()), reverse=True)
+    return sorted((n for name in names if (n := number_of(name))), reverse=True)
 
 
 def read_newest(bucket: Bucket) -> Commit | None:
@@ -44,7 +48,7 @@ def read_newest(bucket: Bucket) -> Commit | None:
             if data is None:
                 continue  # removed since it was listed: newer ones are there
             try:
-                return unpack_document("commit", data, Commit, f"{bucket.url}/{path}")
+                return _unpack(number, data, f"{bucket.url}/{path}")
             except CorruptData as error:
                 log.warning("commit_skipped %s", error)
                 problem = problem or error
@@ -53,6 +57,18 @@ def read_newest(bucket: Bucket) -> Commit | None:
         if not numbers:
             return None
     raise StoreError(f"read {bucket.url}: its commits change faster than they can be read")
+
+
+def _unpack(number: int, data: bytes, where: str) -> Commit:
+    commit = unpack_document("commit", data, Commit, where)
+    if commit.number != number:
+        raise CorruptData(f"read {where}: it is commit {commit.number}")
+    for manifest in commit.manifests:
+        check_manifest(manifest, where)
+    for tag in commit.tags:
+        if not is_tag_name(tag.name):
+            raise CorruptData(f"read {where}: a tag {shown(tag.name)}")
+    return commit
 
 
 class CommitWriter:

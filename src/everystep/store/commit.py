@@ -1,4 +1,4 @@
-"""How bytes become durable, in one place: data, sync, rename, sync the directory.
+"""How bytes become durable, in one place: data, sync, rename, sync the folder.
 
 Every boundary has a name; a test kills the writer at each of them (EVERYSTEP_CRASH_AT=name).
 """
@@ -8,12 +8,19 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
 import xxhash
 
 from everystep.format.base import CHUNK_BYTES
-from everystep.store.layout import TEMPORARY_PREFIX
+from everystep.store.files import (
+    RunPath,
+    create_file,
+    named,
+    remove_file,
+    replace_file,
+    sync_folder,
+    temporary_for,
+)
 from everystep.store.stream import StreamWriter
 
 Turn = Callable[[int], None]
@@ -42,7 +49,7 @@ def at_once(size: int) -> None:
 
 
 def write_blocks(
-    path: Path, blocks: Iterable[bytes | memoryview], turn: Turn = at_once
+    path: RunPath, blocks: Iterable[bytes | memoryview], turn: Turn = at_once
 ) -> tuple[int, tuple[str, ...]]:
     """Stream blocks into a new file, sync it, and return its length and chunk checksums. `turn` returns when
     so many bytes may be written."""
@@ -72,48 +79,34 @@ def write_blocks(
     return writer.bytes, tuple(digests)
 
 
-def write_document(path: Path, data: bytes) -> None:
-    """Replace a small file atomically and durably. The umask says who may read it, as everywhere in a run."""
-    temporary = path.with_name(f"{TEMPORARY_PREFIX}{path.name}-{os.getpid()}")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+def write_document(path: RunPath, data: bytes) -> None:
+    """Replace a small file atomically and durably."""
+    temporary = write_temporary(path, data)
     try:
-        _write_all(fd, memoryview(data))
-        crash_point("manifest_written")
-        os.fsync(fd)
+        replace_file(temporary, path)
+    except OSError:
+        remove_file(temporary)
+        raise
+    crash_point("manifest_renamed")
+    sync_folder(path.parent)
+
+
+def write_temporary(path: RunPath, data: bytes) -> RunPath:
+    """The same under a name of its own, synced."""
+    temporary = temporary_for(path)
+    fd = create_file(temporary)
+    try:
+        with named(temporary):
+            _write_all(fd, memoryview(data))
+            crash_point("manifest_written")
+            os.fsync(fd)
+    except OSError:
+        remove_file(temporary)
+        raise
     finally:
         os.close(fd)
     crash_point("manifest_synced")
-    temporary.replace(path)
-    crash_point("manifest_renamed")
-    sync_dir(path.parent)
-
-
-def make_dirs(path: Path, *, below: Path) -> None:
-    """Create a directory and sync every parent up to `below`, so that the names survive too."""
-    path.mkdir(parents=True, exist_ok=True)
-    for folder in (path, *path.parents):
-        sync_dir(folder)
-        if folder == below:
-            return
-
-
-def make_dirs_in(existing: Path, path: Path) -> None:
-    """Create a directory below one that is there, synced. If that one was moved, deleted or unmounted, fail:
-    a run must not come back half empty."""
-    for folder in reversed([f for f in (path, *path.parents) if existing in f.parents]):
-        folder.mkdir(exist_ok=True)
-    for folder in (path, *path.parents):
-        sync_dir(folder)
-        if folder == existing:
-            return
-
-
-def sync_dir(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    return temporary
 
 
 def _write_all(fd: int, view: memoryview) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shutil
 import time
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from everystep.core.retention import Rules
 from everystep.core.sizes import size
 from everystep.errors import Fenced, NotEnoughDisk, StoreError
 from everystep.format.base import BaseEntry, BaseIndex, Manifest, Point
-from everystep.store import layout
 from everystep.store.bases import Snapshot, new_bytes, read_index, write_base
 from everystep.store.log import old_segments
 from everystep.store.meter import Meter
@@ -24,6 +22,7 @@ from everystep.store.retention import (
     plan_without,
     read_back,
     remove,
+    remove_base,
     unreferenced,
 )
 from everystep.store.runs import (
@@ -65,8 +64,9 @@ class EpochWriter:
         for entry in self.manifest.bases:
             if entry.step == snapshot.step:
                 return entry
-        folder = layout.base_dir(self._run, self.manifest.epoch, snapshot.step)
-        shutil.rmtree(folder, ignore_errors=True)  # leftovers of a write that failed
+        remove_base(
+            self._run, self.manifest.epoch, snapshot.step
+        )  # leftovers of a write that failed
         if self._meter.limits.store_quota:
             self._make_room(snapshot)
         try:
@@ -82,7 +82,7 @@ class EpochWriter:
             manifest = msgspec.structs.replace(self.manifest, bases=(*self.manifest.bases, entry))
             self._write(manifest)
         except OSError:
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_base(self._run, self.manifest.epoch, snapshot.step)
             raise
         self.previous = index
         return entry

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +21,20 @@ from everystep.format.log import read_records
 from everystep.store import layout
 from everystep.store.bases import check_chunks, open_checked, read_index
 from everystep.store.bucket import PART_BYTES, Bucket
-from everystep.store.commit import make_dirs, sync_dir, write_document
+from everystep.store.commit import write_document
+from everystep.store.files import (
+    TEMPORARY_PREFIX,
+    RunPath,
+    create_file,
+    look_at,
+    make_folder,
+    names_in,
+    read_file,
+    remove_file,
+    replace_file,
+    sync_folder,
+    temporary_for,
+)
 from everystep.store.mapped import map_file
 from everystep.store.runs import Candidate, Lineage, create_run, read_lineage, write_manifest
 from everystep.store.ship_log import part_path, parts_by_segment
@@ -39,12 +53,11 @@ def fetch_documents(bucket: Bucket, commit: Commit, folder: Path) -> Lineage:
 
 
 def _fetch_index(bucket: Bucket, candidate: Candidate, folder: Path) -> None:
-    path = layout.base_dir(folder, candidate.epoch, candidate.entry.step) / layout.INDEX
-    name = str(path.relative_to(folder))
-    data = bucket.read(name)
+    path = layout.index_path(folder, candidate.epoch, candidate.entry.step)
+    data = bucket.read(path.inside)
     if data is not None:  # else whoever reads the index says so
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
+        make_folder(path.parent, below=RunPath(folder))
+        write_document(path, data)
 
 
 def _write_manifests(commit: Commit, folder: Path) -> None:
@@ -52,10 +65,10 @@ def _write_manifests(commit: Commit, folder: Path) -> None:
     of them: a base that they pin is never without them."""
     ensure_run(folder, commit.run)
     for tag in commit.tags:
-        make_dirs(folder / layout.TAGS, below=folder)
+        make_folder(layout.tags_dir(folder), below=RunPath(folder))
         write_document(layout.tag_path(folder, tag.name), pack_document("tag", tag))
     for manifest in sorted(commit.manifests, key=lambda m: m.epoch):
-        make_dirs(layout.epoch_dir(folder, manifest.epoch), below=folder)
+        make_folder(layout.epoch_dir(folder, manifest.epoch), below=RunPath(folder))
         write_manifest(folder, manifest)
 
 
@@ -64,7 +77,7 @@ def ensure_run(folder: Path, document: RunDocument) -> None:
     try:
         create_run(folder, document)
     except CorruptData:
-        write_document(folder / layout.RUN_DOCUMENT, pack_document("run", document))
+        write_document(RunPath(folder) / layout.RUN_DOCUMENT, pack_document("run", document))
 
 
 class Fetcher:
@@ -85,17 +98,17 @@ class Fetcher:
                 self._index(candidate)
 
     def _is_here(self, file: StoredFile, *, every_byte: bool) -> bool:
-        path = self._run / file.path
         try:
             if every_byte:
                 open_checked(self._run, file)
-            return path.stat().st_size == file.bytes
+            found = look_at(layout.file_path(self._run, file))
+            return found is not None and found.st_size == file.bytes
         except (OSError, StoreError):
             return False
 
     def _file(self, pool: ThreadPoolExecutor, file: StoredFile) -> None:
-        path = self._run / file.path
-        make_dirs(path.parent, below=self._run)
+        path = layout.file_path(self._run, file)
+        make_folder(path.parent, below=RunPath(self._run))
         with _new_file(path) as fd:
 
             def piece(at: int) -> None:
@@ -105,32 +118,33 @@ class Fetcher:
         self.bytes += file.bytes
 
     def _index(self, candidate: Candidate) -> None:
-        folder = layout.base_dir(self._run, candidate.epoch, candidate.entry.step)
+        step = candidate.entry.step
         try:
             read_index(self._run, candidate)
         except StoreError:
-            source = layout.base_dir(self._documents, candidate.epoch, candidate.entry.step)
-            make_dirs(folder, below=self._run)
-            write_document(folder / layout.INDEX, (source / layout.INDEX).read_bytes())
+            path = layout.index_path(self._run, candidate.epoch, step)
+            make_folder(path.parent, below=RunPath(self._run))
+            source = layout.index_path(self._documents, candidate.epoch, step)
+            write_document(path, read_file(source))
 
     def log(self, lineage: Lineage) -> None:
         """Segments behind the oldest base, unless the local ones hold as much."""
         oldest = min((c.entry.step for c in lineage.candidates), default=0)
         epochs = {epoch for epoch, _ in lineage.path}
         found = parts_by_segment(self._bucket.listing("epochs"))
-        ours = {name: parts for name, parts in found.items() if layout.epoch_of(name) in epochs}
-        for name, parts in ours.items():
-            behind = [n for n in ours if n > name and Path(n).parent == Path(name).parent]
-            replaced = behind and layout.segment_after(Path(min(behind))) <= oldest
-            if parts and not replaced and not _is_whole(self._run / name, sum(parts[-1])):
-                self._segment(name, parts)
+        ours = {place: parts for place, parts in found.items() if place.epoch in epochs}
+        for place, parts in ours.items():
+            behind = [other for other in ours if other.epoch == place.epoch and other > place]
+            replaced = behind and min(behind).after <= oldest
+            path = place.path(self._run)
+            if parts and not replaced and not _is_whole(path, sum(parts[-1])):
+                self._segment(path, parts)
 
-    def _segment(self, name: str, parts: list[tuple[int, int]]) -> None:
-        path = self._run / name
-        make_dirs(path.parent, below=self._run)
+    def _segment(self, path: RunPath, parts: list[tuple[int, int]]) -> None:
+        make_folder(path.parent, below=RunPath(self._run))
         with _new_file(path, better=_records) as fd:
             for at, size in parts:
-                _write(fd, self._bucket.read_part(part_path(name, at), 0, size), at)
+                _write(fd, self._bucket.read_part(part_path(path, at), 0, size), at)
                 self.bytes += size
 
     def manifests(self, commit: Commit) -> None:
@@ -144,22 +158,24 @@ def check_object(bucket: Bucket, file: StoredFile) -> None:
 
 def read_piece(bucket: Bucket, file: StoredFile, at: int) -> memoryview:
     """PART_BYTES of a file, or what is left of it, checked."""
-    part = bucket.read_part(file.path, at, min(at + PART_BYTES, file.bytes))
-    check_chunks(part, at, file, f"read {bucket.url}/{file.path}")
+    name = layout.name_of(file)
+    part = bucket.read_part(name, at, min(at + PART_BYTES, file.bytes))
+    check_chunks(part, at, file, f"read {bucket.url}/{name}")
     return part
 
 
-def _is_whole(segment: Path, size: int) -> bool:
+def _is_whole(segment: RunPath, size: int) -> bool:
     """Whether a local segment has so many bytes and every record in it is right."""
     try:
-        for _ in read_records(map_file(segment), str(segment)):
+        data = map_file(segment)
+        for _ in read_records(data, str(segment)):
             pass
-        return segment.stat().st_size >= size
+        return len(data) >= size
     except (OSError, CorruptData):
         return False
 
 
-def _records(segment: Path) -> int:
+def _records(segment: RunPath) -> int:
     count = 0
     with contextlib.suppress(CorruptData):
         for _ in read_records(map_file(segment), str(segment)):
@@ -174,30 +190,34 @@ def _write(fd: int, data: memoryview, at: int) -> None:
 
 
 @contextlib.contextmanager
-def _new_file(path: Path, better: Callable[[Path], int] | None = None) -> Iterator[int]:
+def _new_file(path: RunPath, better: Callable[[RunPath], int] | None = None) -> Iterator[int]:
     """A descriptor to write to; the file takes its place when it is whole and synced, and better than the one
     that is there, if that is asked."""
-    temporary = path.with_name(f"{_half_prefix()}{os.getpid()}-{path.name}")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    temporary = temporary_for(path, f"{_host()}{os.getpid()}-")
+    fd = create_file(temporary)
     try:
         yield fd
         os.fsync(fd)
-        if better is None or not path.exists() or better(temporary) > better(path):
-            temporary.replace(path)
-            sync_dir(path.parent)
+        if better is None or look_at(path) is None or better(temporary) > better(path):
+            replace_file(temporary, path)
+            sync_folder(path.parent)
     finally:
         os.close(fd)
-        temporary.unlink(missing_ok=True)
+        remove_file(temporary)
 
 
 def remove_leftovers(run: Path) -> None:
     """What a fetch that was killed left behind."""
-    prefix = _half_prefix()
-    for path in run.rglob(f"{prefix}*"):
-        if not Path("/proc", path.name.removeprefix(prefix).partition("-")[0]).exists():
-            path.unlink(missing_ok=True)
+    prefix = f"{TEMPORARY_PREFIX}{_host()}"
+    for epoch in layout.epoch_numbers(run):
+        bases = [folder for number, folder in layout.base_dirs(run) if number == epoch]
+        for folder in (layout.log_dir(run, epoch), *bases):
+            for name in names_in(folder):
+                pid = name.removeprefix(prefix).partition("-")[0]
+                if name.startswith(prefix) and not Path("/proc", pid).exists():
+                    remove_file(folder / name)
 
 
-def _half_prefix() -> str:
-    """Of files that this host is fetching: the directory may be shared with others."""
-    return f"{layout.TEMPORARY_PREFIX}{socket.gethostname()}-"
+def _host() -> str:
+    """In the names of files that this host is fetching: the directory may be shared with others."""
+    return f"{re.sub(r'[^A-Za-z0-9]', '', socket.gethostname())[:64]}-"

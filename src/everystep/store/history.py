@@ -12,6 +12,7 @@ from everystep.core.limits import Written, written_last_day
 from everystep.errors import StoreError
 from everystep.format.base import Manifest
 from everystep.store import layout
+from everystep.store.files import modified_at
 from everystep.store.runs import read_manifest
 
 _LOGGED_SECONDS_MAX = 86400.0  # behind a base; more than that tells of a clock that was set
@@ -49,12 +50,6 @@ def _seconds(run: Path, manifest: Manifest) -> float:
     lived = manifest.lived
     if not lived and manifest.bases:  # from before that was measured
         lived = max(0.0, manifest.bases[-1].time - manifest.opened)
-    written = _modified(layout.epoch_dir(run, manifest.epoch) / layout.MANIFEST)
-    logged = max(map(_modified, layout.segments(run, manifest.epoch)), default=0.0)
+    written = modified_at(layout.manifest_path(run, manifest.epoch))
+    logged = max(map(modified_at, layout.segments(run, manifest.epoch)), default=0.0)
     return lived + min(max(0.0, logged - written), _LOGGED_SECONDS_MAX)
-
-
-def _modified(path: Path) -> float:
-    with contextlib.suppress(FileNotFoundError):
-        return path.stat().st_mtime
-    return 0.0

@@ -1,4 +1,4 @@
-"""Every name in a run's directory.
+"""Every name in a run's directory. Names are made from numbers, and only names that are made so are ours.
 
 RUN/everystep.json                                   what run this is
 RUN/epochs/000002/manifest.json                      what counts, and which point it continues
@@ -11,67 +11,128 @@ RUN/tags/best.json                                   a base that a tag pins
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
-TEMPORARY_PREFIX = ".everystep-tmp-"
+from everystep.format.base import Part, StoredFile
+from everystep.store.files import TEMPORARY_PREFIX, RunPath, is_folder, names_in
+
 RUN_DOCUMENT = "everystep.json"
 MANIFEST = "manifest.json"
 INDEX = "index.json"
-WEIGHTS = "weights.safetensors"
-SLOTS = "slots.safetensors"
-SESSION = "session.bin"
-TAIL = "tail.bin"
+NAMES: dict[Part, str] = {
+    "weights": "weights.safetensors",
+    "slots": "slots.safetensors",
+    "session": "session.bin",
+    "tail": "tail.bin",
+}
 TAGS = "tags"
+_EPOCH_DIGITS, _STEP_DIGITS = 6, 12
+_NUMBER = re.compile(r"[0-9]{1,18}")  # isdigit() would take other scripts' digits, too
+_SEGMENT = re.compile(r"([0-9]{6,18})-([0-9]{12,18})\.log")
 
 
-def epoch_dir(run: Path, epoch: int) -> Path:
-    return run / "epochs" / f"{epoch:06d}"
+def number_of(name: str) -> int | None:
+    """Of the name of an epoch or a base, of a part of a log, or of a commit; None: it is no number."""
+    return int(name) if _NUMBER.fullmatch(name) else None
 
 
-def base_dir(run: Path, epoch: int, step: int) -> Path:
-    return epoch_dir(run, epoch) / "bases" / f"{step:012d}"
+def epochs_dir(run: Path) -> RunPath:
+    return RunPath(run, ("epochs",))
 
 
-def base_dirs(run: Path) -> list[Path]:
-    """Folders of bases in every epoch, whether they count or not."""
-    return [path for path in sorted(run.glob("epochs/*/bases/*")) if path.is_dir()]
+def epoch_dir(run: Path, epoch: int) -> RunPath:
+    return epochs_dir(run) / f"{epoch:0{_EPOCH_DIGITS}d}"
+
+
+def manifest_path(run: Path, epoch: int) -> RunPath:
+    return epoch_dir(run, epoch) / MANIFEST
+
+
+def base_dir(run: Path, epoch: int, step: int) -> RunPath:
+    return epoch_dir(run, epoch) / "bases" / f"{step:0{_STEP_DIGITS}d}"
+
+
+def index_path(run: Path, epoch: int, step: int) -> RunPath:
+    return base_dir(run, epoch, step) / INDEX
+
+
+def file_path(run: Path, file: StoredFile) -> RunPath:
+    return base_dir(run, file.epoch, file.step) / NAMES[file.part]
+
+
+def name_of(file: StoredFile) -> str:
+    """In a bucket."""
+    return file_path(Path(), file).inside
+
+
+def base_dirs(run: Path) -> Iterator[tuple[int, RunPath]]:
+    """Folders of bases in every epoch, with its number, whether they count or not."""
+    for epoch in reversed(epoch_numbers(run)):
+        folder = epoch_dir(run, epoch) / "bases"
+        for name in names_in(folder):
+            step = number_of(name)
+            ours = step is not None and base_dir(run, epoch, step).name == name
+            if ours and is_folder(folder / name):
+                yield epoch, folder / name
+
+
+def own_files(base: RunPath) -> list[RunPath]:
+    """Files of a base's folder that we may have written; whatever else is there is not ours to remove."""
+    ours = (INDEX, *NAMES.values())
+    return [base / n for n in names_in(base) if n in ours or n.startswith(TEMPORARY_PREFIX)]
 
 
 def epoch_numbers(run: Path) -> list[int]:
     """Claimed epochs, newest first."""
-    folder = run / "epochs"
-    names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
-    return sorted((int(name) for name in names if name.isdigit()), reverse=True)
+    names = names_in(epochs_dir(run))
+    numbers = [n for name in names if (n := number_of(name)) and epoch_dir(run, n).name == name]
+    return sorted(numbers, reverse=True)
 
 
 def epoch_of(path: str) -> int | None:
     """The epoch that a file lies in, by its path below the run; None: it is not ours."""
     words = path.split("/")
-    ours = len(words) > 3 and words[0] == "epochs" and words[1].isdigit()
-    return int(words[1]) if ours else None
+    return number_of(words[1]) if len(words) > 3 and words[0] == "epochs" else None
 
 
-def log_dir(run: Path, epoch: int) -> Path:
+def log_dir(run: Path, epoch: int) -> RunPath:
     return epoch_dir(run, epoch) / "log"
 
 
 def segment_name(number: int, after: int) -> str:
-    return f"{number:06d}-{after:012d}.log"
+    return f"{number:06d}-{after:0{_STEP_DIGITS}d}.log"
 
 
-def segment_number(segment: Path) -> int:
-    return int(segment.stem.partition("-")[0])
+def segment_number(segment: RunPath) -> int:
+    return _numbers(segment.name)[0]
 
 
-def segment_after(segment: Path) -> int:
+def segment_after(segment: RunPath) -> int:
     """The step that its first record follows."""
-    return int(segment.stem.partition("-")[2])
+    return _numbers(segment.name)[1]
 
 
-def segments(run: Path, epoch: int) -> list[Path]:
+def _numbers(name: str) -> tuple[int, int]:
+    found = _SEGMENT.fullmatch(name)
+    assert found is not None, name
+    return int(found[1]), int(found[2])
+
+
+def is_segment(name: str) -> bool:
+    return _SEGMENT.fullmatch(name) is not None and segment_name(*_numbers(name)) == name
+
+
+def segments(run: Path, epoch: int) -> list[RunPath]:
     """Of one epoch's log, oldest first."""
-    return sorted(log_dir(run, epoch).glob("[0-9]*-[0-9]*.log"))
+    folder = log_dir(run, epoch)
+    return [folder / name for name in names_in(folder) if is_segment(name)]
 
 
-def tag_path(run: Path, name: str) -> Path:
-    return run / TAGS / f"{name}.json"
+def tags_dir(run: Path) -> RunPath:
+    return RunPath(run, (TAGS,))
+
+
+def tag_path(run: Path, name: str) -> RunPath:
+    return tags_dir(run) / f"{name}.json"

@@ -17,7 +17,8 @@ from everystep.format.log import (
     pack_segment_header,
 )
 from everystep.store import layout
-from everystep.store.commit import Turn, at_once, crash_point, make_dirs_in, sync_dir
+from everystep.store.commit import Turn, at_once, crash_point
+from everystep.store.files import RunPath, look_at, make_folder, remove_file, sync_folder
 from everystep.store.runs import Lineage, check_fence
 from everystep.store.stream import StreamWriter
 
@@ -32,7 +33,7 @@ class LogWriter:
     ) -> None:
         self._run, self._run_id, self._epoch, self._census = run, run_id, epoch, census
         self._turn = turn
-        self._path: Path | None = None
+        self._path: RunPath | None = None
         self._stream: StreamWriter | None = None
         self._chain: Chain | None = None
         self._counts = False  # whether anything in the segment does
@@ -63,7 +64,7 @@ class LogWriter:
         return stream.bytes - before
 
     @property
-    def end(self) -> tuple[Path, int]:
+    def end(self) -> tuple[RunPath, int]:
         """The segment that was written last, and how far it is synced."""
         assert self._path is not None and self._stream is not None
         return self._path, self._stream.bytes
@@ -72,7 +73,7 @@ class LogWriter:
         self.close()
         header = SegmentHeader(self._run_id, self._epoch, after, self._census)
         folder = layout.log_dir(self._run, self._epoch)
-        make_dirs_in(self._run, folder)
+        make_folder(folder, below=RunPath(self._run))
         before = layout.segments(self._run, self._epoch)
         number = layout.segment_number(before[-1]) + 1 if before else 1
         self._path = folder / layout.segment_name(number, after)
@@ -80,7 +81,7 @@ class LogWriter:
         stream.append(memoryview(pack_segment_header(header)))
         stream.drain()
         stream.sync()
-        sync_dir(folder)
+        sync_folder(folder)
         self._chain = Chain(header)
         return stream
 
@@ -100,7 +101,7 @@ class LogWriter:
     def _check_linked(self, stream: StreamWriter) -> None:
         """A file that somebody has removed takes all that is written to it, and gives none of it back."""
         assert self._path is not None
-        if not stream.links and not self._path.exists():
+        if not stream.links and look_at(self._path) is None:
             raise StoreError(
                 f"append to {self._path}: somebody has removed this file while it was written",
                 hint="only everystep prune may remove files of a run; the log goes on behind the next base",
@@ -112,7 +113,7 @@ class LogWriter:
         with suppress(OSError):
             self.close()
         if path is not None and not counts:
-            path.unlink(missing_ok=True)
+            remove_file(path)
 
     def close(self) -> None:
         if self._stream is not None:
@@ -120,7 +121,7 @@ class LogWriter:
         self._stream, self._path, self._chain, self._counts = None, None, None, False
 
 
-def old_segments(run: Path, lineage: Lineage, oldest_step: int) -> list[Path]:
+def old_segments(run: Path, lineage: Lineage, oldest_step: int) -> list[RunPath]:
     """Segments that no kept base needs, and those of epochs that nobody continues. What lies in newer epochs
     than those of the lineage belongs to their writers."""
     alive = dict(lineage.path)

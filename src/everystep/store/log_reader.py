@@ -10,6 +10,7 @@ from pathlib import Path
 from everystep.core.census import Census
 from everystep.errors import CorruptData, StoreError, UnknownVersion
 from everystep.format.base import Point
+from everystep.format.entry import check_body
 from everystep.format.log import (
     LoggedRecord,
     RecordHead,
@@ -20,6 +21,7 @@ from everystep.format.log import (
     unpack_segment_header,
 )
 from everystep.store import layout
+from everystep.store.files import RunPath
 from everystep.store.interrupt import stop_if_asked
 from everystep.store.mapped import expect_hops, map_file, read_ahead
 from everystep.store.runs import Lineage
@@ -44,7 +46,7 @@ class LogReader:
     def __init__(
         self, run: Path, lineage: Lineage, base: Point, census: Census, until: int | None = None
     ) -> None:
-        self._census = census_digest(census)
+        self._census, self._digest = census, census_digest(census)
         self._base = base
         self._segments: list[_Segment] = []
         self.problems: list[str] = []
@@ -80,7 +82,7 @@ class LogReader:
         """Read all of them now. The log ends before one that is damaged, and says so."""
         try:
             for segment in self._segments:
-                segment.check()
+                segment.check(self._census)
         except CorruptData as error:
             self.problems.append(str(error))
         self._segments = [s for s in self._segments if s.checked and s.heads]
@@ -117,14 +119,14 @@ class LogReader:
                 self.problems.append(str(error))
         return True
 
-    def _take(self, path: Path, run_id: str, epoch: int, last: int) -> bool:
+    def _take(self, path: RunPath, run_id: str, epoch: int, last: int) -> bool:
         """The same from one segment."""
         data = map_file(path)
         expect_hops(data, True)
         header = unpack_segment_header(data, str(path))
         if (header.run_id, header.epoch) != (run_id, epoch):
             raise CorruptData(f"read {path}: it belongs to another run or epoch")
-        if header.census != self._census:
+        if header.census != self._digest:
             self.problems.append(f"log {path}: the model or its optimizers had changed")
             return False
         segment = _Segment(path, epoch, data)
@@ -138,7 +140,7 @@ class LogReader:
             segment.heads.append(head)
         return True
 
-    def _wanted(self, data: memoryview, path: Path, last: int) -> list[RecordHead]:
+    def _wanted(self, data: memoryview, path: RunPath, last: int) -> list[RecordHead]:
         """Bodies that the base holds already are not read: they may be damaged. Large ones
         are not read here at all, one behind the other: `read_ahead` brings in several at once."""
         found, hops = [], True
@@ -159,7 +161,7 @@ class LogReader:
 class _Segment:
     """What is wanted of a segment: the heads of its records, and its bytes, mapped."""
 
-    def __init__(self, path: Path, epoch: int, data: memoryview) -> None:
+    def __init__(self, path: RunPath, epoch: int, data: memoryview) -> None:
         self.path, self.epoch, self.data = path, epoch, data
         self.heads: list[RecordHead] = []
         self.checked = False  # what is left of it
@@ -170,11 +172,12 @@ class _Segment:
             self._comes = True
             read_ahead(self.data, self.heads[0].start, self.heads[-1].start + self.heads[-1].size)
 
-    def check(self) -> None:
+    def check(self, census: Census) -> None:
         """Read its bodies. It ends before one that is damaged: then CorruptData."""
         whole = 0
         try:
-            for _ in self.records():
+            for record in self.records():
+                check_body(record, census, str(self.path))
                 whole += 1
         finally:
             self.heads, self.checked = self.heads[:whole], True

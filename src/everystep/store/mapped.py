@@ -7,9 +7,9 @@ import mmap
 import os
 import threading
 from contextlib import suppress
-from pathlib import Path
 
 from everystep.errors import CorruptData
+from everystep.store.files import RunPath, open_file
 
 _READERS = min(8, 2 * len(os.sched_getaffinity(0)))
 _PIECE_BYTES = 16 << 20
@@ -17,10 +17,10 @@ _POPULATE_READ = 22  # MADV_POPULATE_READ, of Linux 5.14
 _libc = ctypes.CDLL(None)
 
 
-def map_file(path: Path) -> memoryview:
+def map_file(path: RunPath) -> memoryview:
     """The bytes of a file; writing to them changes nothing but this copy."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = open_file(path)
     except OSError as error:
         raise CorruptData(f"read {path}: {error.strerror}") from error
     try:

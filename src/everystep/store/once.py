@@ -5,13 +5,20 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import socket
 import time
-from pathlib import Path
 
 from everystep.errors import StoreError
-from everystep.store.commit import sync_dir, write_document
-from everystep.store.layout import TEMPORARY_PREFIX
+from everystep.store.commit import write_temporary
+from everystep.store.files import (
+    TEMPORARY_PREFIX,
+    RunPath,
+    create_file,
+    link_file,
+    look_at,
+    remove_file,
+    replace_file,
+    sync_folder,
+)
 
 log = logging.getLogger("everystep")
 
@@ -19,36 +26,33 @@ _LOCKED_SECONDS_MAX = 10.0
 _LOOK_SECONDS = 0.02
 
 
-def put_once(path: Path, data: bytes) -> None:
+def put_once(path: RunPath, data: bytes) -> None:
     """It is there when this returns, ours or that of another. A hard link cannot replace a file; where links
     are refused (some network file systems, SELinux), a lock file lets one writer in at a time."""
-    temporary = path.with_name(
-        f"{TEMPORARY_PREFIX}{path.name}-{socket.gethostname()}-{os.getpid()}-new"
-    )
-    write_document(temporary, data)
+    temporary = write_temporary(path, data)
     try:
-        os.link(temporary, path)
+        link_file(temporary, path)
     except FileExistsError:
         pass
     except OSError as error:
         log.warning("hard_link_refused path=%s error=%s: a lock file is used", path, error)
         _put_locked(temporary, path)
     finally:
-        temporary.unlink(missing_ok=True)
-    sync_dir(path.parent)
+        remove_file(temporary)
+    sync_folder(path.parent)
 
 
-def _put_locked(temporary: Path, path: Path) -> None:
-    lock = path.with_name(f"{TEMPORARY_PREFIX}{path.name}-lock")
+def _put_locked(temporary: RunPath, path: RunPath) -> None:
+    lock = path.beside(f"{TEMPORARY_PREFIX}{path.name}-lock")
     deadline = time.monotonic() + _LOCKED_SECONDS_MAX
-    while not path.exists():
+    while look_at(path) is None:
         with contextlib.suppress(FileExistsError):
-            os.close(os.open(lock, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
+            os.close(create_file(lock))
             try:
-                if not path.exists():  # else somebody was let in before us
-                    temporary.replace(path)
+                if look_at(path) is None:  # else somebody was let in before us
+                    replace_file(temporary, path)
             finally:
-                lock.unlink(missing_ok=True)
+                remove_file(lock)
             return
         if time.monotonic() > deadline:
             raise StoreError(

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from everystep.store.layout import TEMPORARY_PREFIX
+from everystep.store.files import TEMPORARY_PREFIX, RunPath
 from everystep.store.stream import BUFFER_BYTES, DEPTH, StreamWriter
 
 _SYNCS = 5
@@ -25,10 +25,11 @@ class Disk(NamedTuple):
 def measure_disk(run: Path) -> Disk:
     """Writes less than 200 MiB beside the run's epochs, and removes them again."""
     with tempfile.TemporaryDirectory(prefix=f"{TEMPORARY_PREFIX}probe-", dir=run) as folder:
-        return Disk(_sync_seconds(Path(folder) / "sync"), _rate(Path(folder) / "rate"))
+        place = RunPath(Path(folder))
+        return Disk(_sync_seconds(place / "sync"), _rate(place / "rate"))
 
 
-def _sync_seconds(path: Path) -> float:
+def _sync_seconds(path: RunPath) -> float:
     seconds = []
     writer = StreamWriter(path, buffer_bytes=_BLOCK_BYTES)
     try:
@@ -43,7 +44,7 @@ def _sync_seconds(path: Path) -> float:
     return statistics.median(seconds)
 
 
-def _rate(path: Path) -> float:
+def _rate(path: RunPath) -> float:
     """Of what follows the first lap through the buffers: that one makes their memory real."""
     data = memoryview(os.urandom(1 << 20))
     writer = StreamWriter(path)

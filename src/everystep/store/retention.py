@@ -16,6 +16,7 @@ from everystep.format.base import Point
 from everystep.store import layout
 from everystep.store.bases import BaseReader, check_file, read_index
 from everystep.store.commit import crash_point
+from everystep.store.files import RunPath, look_at, remove_file, remove_folder
 from everystep.store.log_reader import read_log
 from everystep.store.runs import Candidate, Lineage
 from everystep.store.tags import read_tags, tags_by_point
@@ -106,45 +107,53 @@ def frontier(run: Path, lineage: Lineage, verified: int) -> Point:
 
 def read_back(run: Path, candidate: Candidate) -> None:
     """Check what writing this base has put on the disk; what it refers to was checked when that was new."""
-    own = layout.base_dir(run, candidate.epoch, candidate.entry.step)
     for file in read_index(run, candidate).files:
-        if (run / file.path).parent == own:
+        if (file.epoch, file.step) == (candidate.epoch, candidate.entry.step):
             check_file(run, file)
 
 
-def unreferenced(run: Path, keep: list[Candidate], newest_epoch: int) -> list[Path]:
+def unreferenced(run: Path, keep: list[Candidate], newest_epoch: int) -> list[RunPath]:
     """Files of bases that neither a kept base nor a tag refers to, leftovers of killed writers included. What
     lies in newer epochs than this belongs to their writers."""
     pinned = list(read_tags(run).values())
-    needed: set[Path] = set()
+    needed: set[RunPath] = set()
     for candidate in (*keep, *pinned):
-        folder = layout.base_dir(run, candidate.epoch, candidate.entry.step)
-        needed.add(folder / layout.INDEX)
+        step = candidate.entry.step
+        needed.add(layout.index_path(run, candidate.epoch, step))
         try:
-            needed |= {run / file.path for file in read_index(run, candidate).files}
+            files = read_index(run, candidate).files
+            needed |= {layout.file_path(run, file) for file in files}
         except CorruptData:  # refers to nothing any more, but what is left of it may be looked at
-            needed |= set(folder.iterdir()) if folder.is_dir() else set()
+            needed |= set(layout.own_files(layout.base_dir(run, candidate.epoch, step)))
     return [
         path
-        for folder in layout.base_dirs(run)
-        if (layout.epoch_of(f"{folder.relative_to(run)}/") or 0) <= newest_epoch
-        for path in sorted(folder.iterdir())
+        for epoch, folder in layout.base_dirs(run)
+        if epoch <= newest_epoch
+        for path in layout.own_files(folder)
         if path not in needed
     ]
 
 
-def remove(paths: list[Path], still_ours: Callable[[], None]) -> int:
+def remove(paths: list[RunPath], still_ours: Callable[[], None]) -> int:
     """Remove files, and folders that are empty then; returns how many bytes that freed. `still_ours` raises
     once the run belongs to somebody else."""
     freed = 0
     for path in paths:
         still_ours()
-        with contextlib.suppress(FileNotFoundError):
-            size = path.stat().st_size
-            path.unlink()
-            freed += size
+        found = look_at(path)
+        if found is not None:
+            remove_file(path)
+            freed += found.st_size
         crash_point("old_bases_half_removed")
     for folder in {path.parent for path in paths if path.parent.parent.name == "bases"}:
-        with contextlib.suppress(OSError):  # not empty, or gone
-            folder.rmdir()
+        remove_folder(folder)
     return freed
+
+
+def remove_base(run: Path, epoch: int, step: int) -> None:
+    """What a write that failed has left; nothing is said of what cannot be removed."""
+    folder = layout.base_dir(run, epoch, step)
+    with contextlib.suppress(OSError):
+        for path in layout.own_files(folder):
+            remove_file(path)
+    remove_folder(folder)

@@ -13,9 +13,21 @@ from typing import NamedTuple
 from everystep.core.retention import Rules
 from everystep.errors import CorruptData, Fenced, NotARun, StoreError, UnknownVersion
 from everystep.format.base import BaseEntry, Manifest, Point, RunDocument
+from everystep.format.checks import check_manifest
 from everystep.format.document import pack_document, unpack_document
 from everystep.store import layout
-from everystep.store.commit import make_dirs, sync_dir, write_document
+from everystep.store.commit import write_document
+from everystep.store.files import (
+    TEMPORARY_PREFIX,
+    RunPath,
+    claim_folder,
+    is_folder,
+    look_at,
+    make_folder,
+    names_in,
+    read_file,
+    sync_folder,
+)
 from everystep.store.once import put_once
 
 _DEFAULT_RULES = Rules()
@@ -66,18 +78,17 @@ class Lineage(NamedTuple):
     candidates: list[Candidate]
     problems: list[str]
     path: tuple[tuple[int, int | None], ...] = ()  # epochs, oldest first, and the last step of each
+    manifests: tuple[Manifest, ...] = ()  # what all this was read from, oldest first
 
 
 def read_run(run: Path) -> RunDocument | None:
     """The run's own document; None if there is no run yet; NotARun if it is somebody else's folder."""
-    path = run / layout.RUN_DOCUMENT
+    path = RunPath(run) / layout.RUN_DOCUMENT
     # looked at first: a document that a shadow writes just now must not pass for somebody else's file
-    names = [entry.name for entry in run.iterdir()] if run.is_dir() else []
-    if path.is_file():
-        return unpack_document("run", path.read_bytes(), RunDocument, str(path))
-    if run.exists() and not run.is_dir():
-        raise NotARun(f"open run {run}: it is a file, expected a directory")
-    ours = ("epochs", layout.TAGS, layout.TEMPORARY_PREFIX)
+    names = names_in(RunPath(run))
+    if look_at(path) is not None:
+        return unpack_document("run", read_file(path), RunDocument, str(path))
+    ours = ("epochs", layout.TAGS, TEMPORARY_PREFIX)
     if any(not name.startswith(ours) for name in names):
         raise NotARun(
             f"open run {run}: the directory holds other files and no {layout.RUN_DOCUMENT}",
@@ -93,10 +104,10 @@ def create_run(run: Path, given: RunDocument | None = None) -> RunDocument:
         run.mkdir(parents=True, exist_ok=True)
         for parent in run.parents:  # the names of those just made must be durable too
             with contextlib.suppress(PermissionError):
-                sync_dir(parent)
+                sync_folder(RunPath(parent))
         created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         put_once(
-            run / layout.RUN_DOCUMENT,
+            RunPath(run) / layout.RUN_DOCUMENT,
             pack_document("run", given or RunDocument(uuid.uuid4().hex, created)),
         )
         document = read_run(run)
@@ -114,7 +125,7 @@ def claim_epoch(
     """Take the next epoch number for ourselves by an atomic mkdir, and say what we continue. Without `known`
     whatever is newest is gone on from."""
     run_id = identify(run)[0] or create_run(run).run_id
-    make_dirs(run / "epochs", below=run)
+    make_folder(layout.epochs_dir(run), below=RunPath(run))
     number = _make_epoch(run, known)
     ancestors = _ancestors(run, continues)
     dropped, slimmed = _removed(run, {p.epoch for p in (continues, *ancestors) if p})
@@ -135,7 +146,7 @@ def claim_epoch(
         attach=known.attaches[0] if known and known.attaches else "",
     )
     write_manifest(run, manifest)
-    sync_dir(run / "epochs")
+    sync_folder(layout.epochs_dir(run))
     if known is not None:
         check_fence(run, number)  # nothing was written yet: who attaches looks again
     return manifest
@@ -149,7 +160,7 @@ def _make_epoch(run: Path, known: Known | None) -> int:
             known.check(run, epochs)
         number = max(epochs, default=0) + 1
         with contextlib.suppress(FileExistsError):
-            layout.epoch_dir(run, number).mkdir()
+            claim_folder(layout.epoch_dir(run, number))
             return number
 
 
@@ -179,18 +190,19 @@ def _removed(run: Path, epochs: set[int]) -> tuple[tuple[Point, ...], tuple[Poin
 
 
 def write_manifest(run: Path, manifest: Manifest) -> None:
-    path = layout.epoch_dir(run, manifest.epoch) / layout.MANIFEST
+    path = layout.manifest_path(run, manifest.epoch)
     write_document(path, pack_document("manifest", manifest))
 
 
 def read_manifest(run: Path, epoch: int) -> Manifest | None:
     """None if the epoch was claimed but never opened."""
-    path = layout.epoch_dir(run, epoch) / layout.MANIFEST
-    if not path.is_file():
+    path = layout.manifest_path(run, epoch)
+    if look_at(path) is None:
         return None
-    manifest = unpack_document("manifest", path.read_bytes(), Manifest, str(path))
+    manifest = unpack_document("manifest", read_file(path), Manifest, str(path))
     if manifest.epoch != epoch:
         raise CorruptData(f"read {path}: it is the manifest of epoch {manifest.epoch}")
+    check_manifest(manifest, str(path))
     return manifest
 
 
@@ -207,7 +219,7 @@ def newest_manifest(run: Path) -> Manifest | None:
 def check_fence(run: Path, epoch: int) -> None:
     """Raise if a newer epoch owns the run. The lineage rule ignores us then anyway; this says so. Raise also
     if the epoch's folder is gone: writing on would make half a run where one was moved or deleted."""
-    if not layout.epoch_dir(run, epoch).is_dir():
+    if not is_folder(layout.epoch_dir(run, epoch)):
         raise StoreError(
             f"write to {run}: the folder of epoch {epoch} is gone",
             hint="the run was moved, deleted or unmounted: bring it back, or stop this training",
@@ -245,6 +257,7 @@ def read_lineage(run: Path) -> Lineage:
     if run_id is None:
         raise NotARun(f"open run {run}: there is no run", hint="check the path")
     candidates: list[Candidate] = []
+    manifests: list[Manifest] = []
     problems = [problem] if problem else []
     dropped: set[Point] = set()
     slimmed: set[Point] = set()
@@ -265,6 +278,7 @@ def read_lineage(run: Path) -> Lineage:
         if manifest.run_id != run_id:
             problems.append(f"epoch {number} of {run}: belongs to run {manifest.run_id}")
             continue
+        manifests.insert(0, manifest)
         dropped |= set(manifest.dropped)
         slimmed |= set(manifest.slimmed)
         for entry in reversed(manifest.bases):
@@ -275,4 +289,4 @@ def read_lineage(run: Path) -> Lineage:
             points = [manifest.continues, *manifest.ancestors] if manifest.continues else []
             limits = {point.epoch: point.step for point in points}
             path = (*((p.epoch, p.step) for p in reversed(points)), (number, None))
-    return Lineage(run_id, candidates, problems, path)
+    return Lineage(run_id, candidates, problems, path, tuple(manifests))

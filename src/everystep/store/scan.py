@@ -8,16 +8,16 @@ import mmap
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 from everystep.errors import CorruptData
+from everystep.store.files import RunPath, open_file
 from everystep.store.stream import BLOCK_BYTES, REFUSED, go_buffered
 
 _PIECE_BYTES = 16 << 20
 _READERS = 2  # one reads while the other looks at what it has read
 
 
-def scan(path: Path, size: int, look: Callable[[memoryview, int], None]) -> None:
+def scan(path: RunPath, size: int, look: Callable[[memoryview, int], None]) -> None:
     """Give every piece of a file that should have this size to `look`, with the byte it begins at."""
     try:
         fd = _open(path)
@@ -71,11 +71,10 @@ def _read_at(fd: int, buffer: memoryview, at: int) -> int:
         return os.preadv(fd, [buffer], at)
 
 
-def _open(path: Path) -> int:
-    flags = os.O_RDONLY | os.O_CLOEXEC
+def _open(path: RunPath) -> int:
     try:
-        return os.open(path, flags | os.O_DIRECT)
+        return open_file(path, os.O_RDONLY | os.O_DIRECT)
     except OSError as error:
         if error.errno not in REFUSED:
             raise
-        return os.open(path, flags)
+        return open_file(path)

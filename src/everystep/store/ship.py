@@ -16,6 +16,7 @@ from everystep.store import layout
 from everystep.store.bases import check_chunks, read_index
 from everystep.store.bucket import PART_BYTES, Bucket
 from everystep.store.bucket_commits import CommitWriter
+from everystep.store.files import RunPath, look_at
 from everystep.store.mapped import map_file
 from everystep.store.runs import Candidate, check_fence, read_lineage, read_manifest, read_run
 from everystep.store.ship_log import is_log_part
@@ -36,8 +37,7 @@ def read_tier(run: Path) -> LocalTier:
     lineage = read_lineage(run)
     document = read_run(run)
     assert document is not None
-    manifests = [read_manifest(run, epoch) for epoch, _ in lineage.path]
-    return LocalTier(document, tuple(m for m in manifests if m), lineage.candidates)
+    return LocalTier(document, lineage.manifests, lineage.candidates)
 
 
 class BaseShipper:
@@ -146,11 +146,15 @@ class BaseShipper:
             for path in there
             if layout.epoch_of(path) in range(self._epoch + 1)
             and path not in needed
-            and not (is_log_part(path) and (self._run / path).parent.exists())
+            and not (is_log_part(path) and self._has_segment_of(path))
         ]
         commits.check_fence()
         self._bucket.delete(old)
         commits.remove_old()
+
+    def _has_segment_of(self, part: str) -> bool:
+        *folders, segment, _ = part.split("/")
+        return look_at(RunPath(self._run, (*folders, segment))) is not None
 
 
 def _open_bases(run: Path, tier: LocalTier) -> tuple[list[_LocalBase], CorruptData | None]:
@@ -169,12 +173,13 @@ class _LocalBase:
 
     def __init__(self, run: Path, candidate: Candidate) -> None:
         self.candidate, self.point = candidate, candidate.point
-        index = read_index(run, candidate)
-        folder = layout.base_dir(run, candidate.epoch, candidate.entry.step)
-        self._index = str((folder / layout.INDEX).relative_to(run))
-        self._files = {file.path: file for file in index.files}
-        self._data = {path: map_file(run / path) for path in (*self._files, self._index)}
-        self.sizes = {path: len(data) for path, data in self._data.items()}  # the index comes last
+        files = read_index(run, candidate).files
+        index = layout.index_path(run, candidate.epoch, candidate.entry.step)
+        self._index = index.inside
+        self._files = {layout.name_of(file): file for file in files}
+        self._data = {name: map_file(layout.file_path(run, f)) for name, f in self._files.items()}
+        self._data[self._index] = map_file(index)  # it is sent last
+        self.sizes = {name: len(data) for name, data in self._data.items()}
 
     def missing(self, there: Mapping[str, int]) -> dict[str, int]:
         return {path: size for path, size in self.sizes.items() if there.get(path) != size}
@@ -194,10 +199,11 @@ class _LocalBase:
 
 def _checked_parts(file: StoredFile, data: memoryview, sent: Sent) -> Iterator[memoryview]:
     """The bytes of a file, part by part, none of which goes out without its checksum being right."""
+    name = layout.name_of(file)
     if len(data) != file.bytes:
-        raise CorruptData(f"ship {file.path}: {len(data)} bytes, expected {file.bytes}")
+        raise CorruptData(f"ship {name}: {len(data)} bytes, expected {file.bytes}")
     for at in range(0, file.bytes, PART_BYTES):
         part = data[at : at + PART_BYTES]
-        check_chunks(part, at, file, f"ship {file.path}")
+        check_chunks(part, at, file, f"ship {name}")
         sent(len(part))
         yield part

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from everystep.errors import CorruptData
 from everystep.store import layout
 from everystep.store.bucket import Bucket
+from everystep.store.files import RunPath, look_at, size_of
 from everystep.store.mapped import map_file
 
 _PART_BYTES_MAX = 16 << 20
@@ -21,29 +22,51 @@ _OFFSET_DIGITS = 15
 class LogEnd(NamedTuple):
     """How far an epoch's log is synced: what lies behind it may still change."""
 
-    segment: Path
+    segment: RunPath
     bytes: int
     step: int
 
 
-def is_log_part(path: str) -> bool:
-    return layout.epoch_of(path) is not None and path.split("/")[2] == "log"
+class SegmentPlace(NamedTuple):
+    """Which segment of a log: what its name is made from."""
+
+    epoch: int
+    number: int
+    after: int
+
+    def path(self, run: Path) -> RunPath:
+        return layout.log_dir(run, self.epoch) / layout.segment_name(self.number, self.after)
 
 
-def part_path(segment: str, at: int) -> str:
-    return f"{segment}/{at:0{_OFFSET_DIGITS}d}"
+def part_path(segment: RunPath, at: int) -> str:
+    return f"{segment.inside}/{at:0{_OFFSET_DIGITS}d}"
 
 
-def parts_by_segment(listing: Mapping[str, int]) -> dict[str, list[tuple[int, int]]]:
+def parts_by_segment(listing: Mapping[str, int]) -> dict[SegmentPlace, list[tuple[int, int]]]:
     """Of every segment the parts that can be read one behind the other: where each begins and its size."""
-    found: dict[str, list[tuple[int, int]]] = {}
+    found: dict[SegmentPlace, list[tuple[int, int]]] = {}
     for path, size in sorted(listing.items()):
         segment, _, offset = path.rpartition("/")
-        if is_log_part(path) and offset.isdigit():
-            parts = found.setdefault(segment, [])
-            if int(offset) == sum(parts[-1] if parts else (0, 0)):
-                parts.append((int(offset), size))
+        at, place = layout.number_of(offset), _place_of(segment)
+        if place is not None and at is not None:
+            parts = found.setdefault(place, [])
+            if at == sum(parts[-1] if parts else (0, 0)):
+                parts.append((at, size))
     return found
+
+
+def _place_of(segment: str) -> SegmentPlace | None:
+    """None: no name of ours."""
+    epoch, name = layout.epoch_of(segment), segment.rpartition("/")[2]
+    if epoch is None or not layout.is_segment(name):
+        return None
+    path = layout.log_dir(Path(), epoch) / name
+    place = SegmentPlace(epoch, layout.segment_number(path), layout.segment_after(path))
+    return place if path.inside == segment else None
+
+
+def is_log_part(path: str) -> bool:
+    return _place_of(path.rpartition("/")[0]) is not None
 
 
 class LogShipper:
@@ -51,7 +74,7 @@ class LogShipper:
 
     def __init__(self, bucket: Bucket, run: Path, epoch: int, sent: Callable[[int], None]) -> None:
         self._bucket, self._run, self._epoch, self._sent = bucket, run, epoch, sent
-        self._shipped: dict[str, int] | None = None  # bytes of each segment that the bucket has
+        self._shipped: dict[RunPath, int] | None = None  # bytes of each segment that the bucket has
         self._earlier_shipped = False  # of epochs before ours, whose log no longer grows
         self.step: int | None = None  # the newest record of our epoch that is there
         self.behind_bytes = 0
@@ -60,49 +83,42 @@ class LogShipper:
         """Ship what has been synced since; `end` is that of our own epoch."""
         if self._shipped is None:
             parts = parts_by_segment(self._bucket.listing("epochs"))
-            self._shipped = {segment: sum(p[-1]) for segment, p in parts.items() if p}
+            self._shipped = {place.path(self._run): sum(p[-1]) for place, p in parts.items() if p}
         todo = self._synced(end)
         have = self._shipped
-        self.behind_bytes = sum(max(0, size - have.get(name, 0)) for name, size in todo.items())
-        for name, size in todo.items():
-            self._extend(name, size, have)
+        self.behind_bytes = sum(max(0, size - have.get(path, 0)) for path, size in todo.items())
+        for path, size in todo.items():
+            self._extend(path, size, have)
         self._earlier_shipped = True
         if end is not None:
             self.step = end.step
 
-    def _synced(self, end: LogEnd | None) -> dict[str, int]:
+    def _synced(self, end: LogEnd | None) -> dict[RunPath, int]:
         """Segments here, oldest first, and how many bytes of each will not change any more."""
-        found: dict[str, int] = {}
+        found: dict[RunPath, int] = {}
         earlier = () if self._earlier_shipped else layout.epoch_numbers(self._run)
         for epoch in sorted({self._epoch, *(n for n in earlier if n < self._epoch)}):
             for path in layout.segments(self._run, epoch):
                 if epoch < self._epoch or (end is not None and path < end.segment):
-                    size = _size(path)
+                    size = size_of(path)  # 0 if retention has just removed it
                 elif end is not None and path == end.segment:
                     size = end.bytes
                 else:
                     continue
-                found[str(path.relative_to(self._run))] = size
+                found[path] = size
         return found
 
-    def _extend(self, name: str, size: int, shipped: dict[str, int]) -> None:
-        at = shipped.get(name, 0)
+    def _extend(self, path: RunPath, size: int, shipped: dict[RunPath, int]) -> None:
+        at = shipped.get(path, 0)
         try:
-            data = map_file(self._run / name) if at < size else memoryview(b"")
+            data = map_file(path) if at < size else memoryview(b"")
         except CorruptData:
-            if (self._run / name).exists():
+            if look_at(path) is not None:
                 raise
             return  # retention has just removed it
         while at < size:
             part = data[at : min(at + _PART_BYTES_MAX, size)]
             self._sent(len(part))
-            self._bucket.put(part_path(name, at), part)
-            at = shipped[name] = at + len(part)
+            self._bucket.put(part_path(path, at), part)
+            at = shipped[path] = at + len(part)
             self.behind_bytes = max(0, self.behind_bytes - len(part))
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:  # retention has just removed it
-        return 0

@@ -13,7 +13,8 @@ import os
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
+
+from everystep.store.files import RunPath, create_file, named, remove_file
 
 BUFFER_BYTES = 16 << 20  # `everystep bench copy` measures which size a disk likes
 DEPTH = 5  # buffers: one is filled, two are written, one waits, so that the disk never does; one is held
@@ -25,9 +26,12 @@ REFUSED = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP)
 class StreamWriter:
     """A new file that grows at its end. Owned by one thread; others write for it."""
 
-    def __init__(self, path: Path, *, buffer_bytes: int = BUFFER_BYTES, depth: int = DEPTH) -> None:
+    def __init__(
+        self, path: RunPath, *, buffer_bytes: int = BUFFER_BYTES, depth: int = DEPTH
+    ) -> None:
         # memory first: what may be refused must not leave a descriptor behind
         self._free = deque(memoryview(mmap.mmap(-1, buffer_bytes)) for _ in range(depth))
+        self._path = path
         self._fd, self.direct = _open_direct(path)
         self._writing: deque[tuple[Future[None], memoryview]] = deque()
         self._thread = ThreadPoolExecutor(_WRITERS, "everystep-write")
@@ -77,7 +81,8 @@ class StreamWriter:
 
     def sync(self) -> None:
         """Everything that was drained is on the disk when this returns."""
-        os.fdatasync(self._fd)
+        with named(self._path):
+            os.fdatasync(self._fd)
 
     @property
     def links(self) -> int:
@@ -89,8 +94,9 @@ class StreamWriter:
         size = self.bytes
         self.drain()
         self.bytes = size
-        os.ftruncate(self._fd, size)
-        os.fsync(self._fd)
+        with named(self._path):
+            os.ftruncate(self._fd, size)
+            os.fsync(self._fd)
 
     def close(self) -> None:
         self._thread.shutdown()
@@ -117,8 +123,8 @@ class StreamWriter:
         job.result()
 
     def _write(self, data: memoryview, at: int) -> None:
-        if not _write_at(self._fd, data, at, direct=self.direct):
-            self.direct = False
+        with named(self._path):
+            self.direct &= _write_at(self._fd, data, at, direct=self.direct)
 
 
 def _write_at(fd: int, data: memoryview, at: int, *, direct: bool) -> bool:
@@ -144,12 +150,11 @@ def go_buffered(fd: int) -> bool:
     return False
 
 
-def _open_direct(path: Path) -> tuple[int, bool]:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+def _open_direct(path: RunPath) -> tuple[int, bool]:
     try:
-        return os.open(path, flags | os.O_DIRECT, 0o666), True
+        return create_file(path, os.O_DIRECT), True
     except OSError as error:
         if error.errno not in REFUSED:
             raise
-        path.unlink(missing_ok=True)  # a refused open may leave an empty file behind
-        return os.open(path, flags, 0o666), False
+        remove_file(path)  # a refused open may leave an empty file behind
+        return create_file(path), False

@@ -9,11 +9,21 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from everystep.errors import StepUnavailable, UsageError
+from everystep.errors import CorruptData, StepUnavailable, UsageError
 from everystep.format.base import Point, Tag
 from everystep.format.document import pack_document, unpack_document
+from everystep.format.values import shown
 from everystep.store import layout
-from everystep.store.commit import make_dirs, sync_dir, write_document
+from everystep.store.commit import write_document
+from everystep.store.files import (
+    RunPath,
+    look_at,
+    make_folder,
+    names_in,
+    read_file,
+    remove_file,
+    sync_folder,
+)
 from everystep.store.runs import Candidate, read_lineage
 
 LATEST = "latest"
@@ -23,14 +33,24 @@ _NAME = re.compile(r"(?!\d+$)[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 def read_tags(run: Path) -> dict[str, Candidate]:
     """The base that each tag pins, by name; a damaged tag is an error, for nobody knows what it pins."""
     found: dict[str, Candidate] = {}
-    for path in sorted((run / layout.TAGS).glob("[!.]*.json")):
+    for name in _names(run):
+        path = layout.tag_path(run, name)
         try:
-            data = path.read_bytes()
+            data = read_file(path)
         except FileNotFoundError:  # removed meanwhile
             continue
         tag = unpack_document("tag", data, Tag, str(path))
-        found[tag.name] = Candidate(tag.epoch, tag.base)
+        if tag.name != name:
+            raise CorruptData(f"read {path}: it is the tag {shown(tag.name)}")
+        found[name] = Candidate(tag.epoch, tag.base)
     return found
+
+
+def _names(run: Path) -> list[str]:
+    """Of all tags; a file whose name no tag can have is none."""
+    files = names_in(layout.tags_dir(run))
+    names = (name.removesuffix(".json") for name in files if name.endswith(".json"))
+    return [name for name in names if is_tag_name(name)]
 
 
 def tags_by_point(tags: dict[str, Candidate]) -> dict[Point, tuple[str, ...]]:
@@ -40,8 +60,12 @@ def tags_by_point(tags: dict[str, Candidate]) -> dict[Point, tuple[str, ...]]:
     return found
 
 
+def is_tag_name(name: str) -> bool:
+    return _NAME.fullmatch(name) is not None and name != LATEST
+
+
 def check_tag_name(name: str) -> None:
-    if not _NAME.fullmatch(name) or name == LATEST:
+    if not is_tag_name(name):
         raise UsageError(
             f"tag {name!r}: it cannot be the name of a tag",
             hint=f"letters, digits, '.', '_' and '-', at most 100, not a number and not {LATEST!r}",
@@ -58,7 +82,7 @@ def set_tag(run: Path, name: str, step: int) -> Candidate:
             f"tag {name!r} of {run}: it is at step {known.entry.step}",
             hint="remove it first, or take another name",
         )
-    make_dirs(run / layout.TAGS, below=run)
+    make_folder(layout.tags_dir(run), below=RunPath(run))
     tag = Tag(name, candidate.epoch, candidate.entry)
     write_document(layout.tag_path(run, name), pack_document("tag", tag))
     try:
@@ -71,14 +95,13 @@ def set_tag(run: Path, name: str, step: int) -> Candidate:
 
 def remove_tag(run: Path, name: str) -> None:
     check_tag_name(name)
-    try:
-        layout.tag_path(run, name).unlink()
-    except FileNotFoundError:
-        names = ", ".join(p.stem for p in sorted((run / layout.TAGS).glob("*.json")))
+    if look_at(layout.tag_path(run, name)) is None:
         raise StepUnavailable(
-            f"tag {name!r} of {run}: there is none", hint=f"tags: {names or 'none'}"
-        ) from None
-    sync_dir(run / layout.TAGS)
+            f"tag {name!r} of {run}: there is none",
+            hint=f"tags: {', '.join(_names(run)) or 'none'}",
+        )
+    remove_file(layout.tag_path(run, name))
+    sync_folder(layout.tags_dir(run))
 
 
 def _whole_base(run: Path, step: int) -> Candidate:

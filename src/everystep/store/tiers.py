@@ -18,10 +18,12 @@ from everystep.errors import StoreError, UsageError
 from everystep.format.base import Manifest
 from everystep.format.commit import Commit
 from everystep.store import layout
-from everystep.store.bucket import Bucket, is_url
+from everystep.store.bucket import Bucket, is_url, redacted
 from everystep.store.bucket_commits import read_newest
 from everystep.store.fetch import Fetcher, ensure_run, fetch_documents, remove_leftovers
+from everystep.store.files import remove_file
 from everystep.store.runs import identify, read_lineage, read_manifest
+from everystep.text import is_text
 
 log = logging.getLogger("everystep")
 
@@ -30,14 +32,23 @@ _TRIES = 3
 
 def locate(run: str | Path, bucket: str | None = None) -> tuple[Path, str | None]:
     """A run's local directory, and the URL of its bucket if it has one."""
+    check_path(run)
     if not is_url(run):
         return Path(os.path.realpath(run)), bucket
     if bucket is not None and bucket != run:
         raise UsageError(
-            f"run {run}: another bucket is given too, {bucket}",
+            f"run {redacted(str(run))}: another bucket is given too, {redacted(bucket)}",
             hint="give one URL as run=, or a directory as run= and the URL as bucket=",
         )
     return local_dir(str(run)), str(run)
+
+
+def check_path(run: str | Path) -> None:
+    if not is_text(str(run)):
+        raise UsageError(
+            f"run {str(run)!r}: its path is no UTF-8 text",
+            hint="rename the directory, or take another",
+        )
 
 
 def local_dir(url: str) -> Path:
@@ -45,7 +56,7 @@ def local_dir(url: str) -> Path:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     root = Path(os.environ.get("EVERYSTEP_LOCAL_DIR") or cache / "everystep")
     plain = url.rstrip("/")
-    readable = re.sub(r"[^A-Za-z0-9.]+", "-", plain)[-60:].strip("-")
+    readable = re.sub(r"[^A-Za-z0-9.]+", "-", redacted(plain))[-60:].strip("-")
     return root.absolute() / f"{readable}-{hashlib.sha256(plain.encode()).hexdigest()[:8]}"
 
 
@@ -94,6 +105,7 @@ def _bucket_is_newer(run: Path, bucket: Bucket, commit: Commit) -> bool:
 
 
 def _fetch(run: Path, bucket: Bucket, commit: Commit) -> None:
+    run.mkdir(parents=True, exist_ok=True)
     remove_leftovers(run)
     with tempfile.TemporaryDirectory(prefix="everystep-") as folder:
         theirs = fetch_documents(bucket, commit, Path(folder))
@@ -143,4 +155,4 @@ def _set_aside_newer(run: Path, epoch: int) -> None:
     """Epochs that were claimed here, hold nothing, and would hide the bucket's newest one."""
     for number in layout.epoch_numbers(run):
         if number > epoch:
-            (layout.epoch_dir(run, number) / layout.MANIFEST).unlink(missing_ok=True)
+            remove_file(layout.manifest_path(run, number))

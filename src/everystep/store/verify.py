@@ -12,6 +12,7 @@ from typing import NamedTuple
 from everystep.core.census import Census
 from everystep.errors import NotARun, StoreError
 from everystep.format.base import Point, StoredFile
+from everystep.store import layout
 from everystep.store.bases import check_file, read_index
 from everystep.store.bucket import Bucket
 from everystep.store.bucket_commits import read_newest
@@ -71,17 +72,17 @@ def verify_run(
             censuses[candidate.point] = index.census
         except StoreError as error:
             problems.append(str(error))
-    files = {file.path: file for _, listed in indexes for file in listed}
+    files = {layout.name_of(file): file for _, listed in indexes for file in listed}
     total, done = sum(file.bytes for file in files.values()), 0
     bad: set[str] = set()
     with ThreadPoolExecutor(_THREADS) as pool:
         for file, problem in pool.map(lambda f: (f, _problem(check, f)), files.values()):
             if problem:
                 problems.append(problem)
-                bad.add(file.path)
+                bad.add(layout.name_of(file))
             done += file.bytes
             progress(done, total)
-    good = [c for c, listed in indexes if not bad & {file.path for file in listed}]
+    good = [c for c, listed in indexes if not bad & set(map(layout.name_of, listed))]
     valid = [c.entry.step for c in good if c not in elsewhere]
     starts = [(c.point, censuses[c.point]) for c in reversed(lineage.candidates) if c in good]
     logged, notes = _read_log(run, lineage, starts)

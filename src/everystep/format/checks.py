@@ -1,0 +1,257 @@
+"""What a stored document says is held against itself here, once, when it has been decoded: before memory is
+made, a file is opened or anything live is changed because of it.
+
+A checksum tells that bytes are what somebody wrote, not that this somebody was us.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Any
+
+from everystep.core.census import ALIGN_BYTES, Census, align
+from everystep.core.dtypes import ELEMENT_TYPES, tensor_bytes
+from everystep.core.events import (
+    AMP_BYTES,
+    GRADIENT,
+    Call,
+    Edit,
+    Event,
+    Fingerprints,
+    Planes,
+    Rebase,
+    Seal,
+    SlotValues,
+    Sparse,
+)
+from everystep.errors import CorruptData
+from everystep.format.base import (
+    CHUNK_BYTES,
+    BaseIndex,
+    Manifest,
+    SessionValues,
+    StoredFile,
+    StoredTensor,
+)
+
+_CALLS_DISCARDED_MAX = 4  # of each optimizer, whose gradients a payload keeps room for
+_SLICE_BYTES_MAX = 16 << 20  # of a base, which a payload may have had to give up
+
+
+class _Wrong(Exception):
+    """What contradicts itself, in words."""
+
+
+def check_manifest(manifest: Manifest, where: str) -> None:
+    """Epochs go back, steps go on, and nothing is named twice."""
+    points = [p for p in (manifest.continues, *manifest.ancestors) if p]
+    epochs = [manifest.epoch, *(point.epoch for point in points)]
+    steps = [entry.step for entry in manifest.bases]
+    if any(after <= before for after, before in pairwise(epochs)):
+        raise CorruptData(f"read {where}: it continues an epoch that is not before it: {epochs}")
+    if any(after <= before for before, after in pairwise(steps)):
+        raise CorruptData(f"read {where}: its bases are of steps {steps}, expected rising ones")
+
+
+def check_index(index: BaseIndex, where: str) -> None:
+    try:
+        _check_census(index.census)
+        _check_files(index)
+        by_file: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        seen: set[tuple[int, str]] = set()
+        for tensor in index.tensors:
+            _check_tensor(tensor, index)
+            _once((tensor.atom, tensor.slot), seen, "tensor")
+            by_file[tensor.file].append((tensor.at, tensor.at + tensor.bytes))
+        for ranges in by_file.values():
+            _check_apart(ranges)
+        for atom, described in enumerate(index.census.atoms):
+            if (atom, "") not in seen:
+                raise _Wrong(f"no value of {described.name!r}")
+    except _Wrong as wrong:
+        raise CorruptData(f"read {where}: {wrong}") from None
+
+
+def check_session(session: SessionValues, index: BaseIndex, where: str) -> None:
+    census = index.census
+    try:
+        if session.step != index.step:
+            raise _Wrong(f"values of step {session.step} in a base of step {index.step}")
+        if len(session.groups) not in (0, len(census.optimizers)):
+            raise _Wrong(f"{len(session.groups)} groups, expected {len(census.optimizers)}")
+        for atom, optimizer, _ in session.values:
+            _check_owner(census, atom, optimizer)
+    except _Wrong as wrong:
+        raise CorruptData(f"read {where}: session values: {wrong}") from None
+
+
+def check_entry(events: Sequence[Event], stored_bytes: int, census: Census, where: str) -> None:
+    """The events of one entry of a log or a tail, and the bytes behind them."""
+    first = events[0] if events else None
+    packed = isinstance(first, Sparse | Planes)
+    rest = events[1:] if packed else events
+    try:
+        for event in rest:
+            _check_event(event, census)
+        size = first.bytes if isinstance(first, Sparse | Planes) else stored_bytes
+        used = [_used(event, census) for event in rest]
+        end = max((at + length for at, length in used if length), default=0)
+        if end > size:
+            raise _Wrong(f"an event speaks of byte {end} of a payload of {size}")
+        most = sum(length for _, length in used) + _unused_bytes_max(census, len(used))
+        if packed and size > most:
+            raise _Wrong(f"a payload of {size} bytes, expected at most {most} for its events")
+    except _Wrong as wrong:
+        raise CorruptData(f"read {where}: {wrong}") from None
+
+
+def _unused_bytes_max(census: Census, events: int) -> int:
+    """Of a payload's bytes, those that no event of a log speaks of: calls that were begun and discarded,
+    edits that only bases hold, and what aligns the others."""
+    calls = sum(layout.bytes + AMP_BYTES for layout in census.layouts)
+    lossy = sum(align(atom.bytes) for atom in census.atoms if atom.lossy)
+    return _CALLS_DISCARDED_MAX * calls + lossy + events * ALIGN_BYTES + _SLICE_BYTES_MAX
+
+
+def check_record(events: Sequence[Event], step: int, after: int, where: str) -> None:
+    """The last entry of a record, and what its head says."""
+    seal = events[-1] if events else None
+    if not isinstance(seal, Seal) or (seal.step, seal.after) != (step, after):
+        found = f"{seal.after} -> {seal.step}" if isinstance(seal, Seal) else "no seal"
+        raise CorruptData(f"read {where}: {found} at the end of the record {after} -> {step}")
+
+
+# ---------------------------------------------------------------------- parts of them
+
+
+def _once(key: object, seen: set[Any], what: str) -> None:
+    if key in seen:
+        raise _Wrong(f"{what} {key!r} twice")
+    seen.add(key)
+
+
+def _check_census(census: Census) -> None:
+    names: set[str] = set()
+    for atom in census.atoms:
+        _once(atom.name, names, "atom")
+        _bytes_of(atom.dtype, atom.shape)
+    keys: set[str] = set()
+    for spec in census.optimizers:
+        _once(spec.key, keys, "optimizer")
+        moved: set[int] = set()
+        for atom_id in spec.atoms:
+            _once(atom_id, moved, f"in optimizer {spec.key!r}: atom")
+            if atom_id >= len(census.atoms):
+                raise _Wrong(f"optimizer {spec.key!r} moves atom {atom_id} of {len(census.atoms)}")
+
+
+def _bytes_of(dtype: str, shape: tuple[int, ...]) -> int:
+    if dtype not in ELEMENT_TYPES:
+        raise _Wrong(f"element type {dtype!r}")
+    return tensor_bytes(dtype, shape)
+
+
+def _check_files(index: BaseIndex) -> None:
+    seen: set[tuple[int, int, str]] = set()
+    for file in index.files:
+        _once((file.epoch, file.step, file.part), seen, "file")
+        if file.epoch > index.epoch or len(file.chunks) != -(-file.bytes // CHUNK_BYTES):
+            raise _Wrong(
+                f"{len(file.chunks)} checksums for {file.bytes} bytes of epoch {file.epoch}"
+            )
+    _check_part(index.files, index.session, "session")
+    if index.tail is not None:
+        _check_part(index.files, index.tail, "tail")
+
+
+def _check_part(files: Sequence[StoredFile], place: int, part: str) -> None:
+    if place >= len(files) or files[place].part != part:
+        raise _Wrong(f"file {place} of {len(files)} is not its {part}")
+
+
+def _check_tensor(tensor: StoredTensor, index: BaseIndex) -> None:
+    atoms, files = index.census.atoms, index.files
+    if tensor.atom >= len(atoms) or tensor.file >= len(files):
+        raise _Wrong(f"a tensor of atom {tensor.atom} in file {tensor.file}, which are not there")
+    name = f"{atoms[tensor.atom].name}:{tensor.slot}"
+    part = "slots" if tensor.slot else "weights"
+    if files[tensor.file].part != part:
+        raise _Wrong(f"{name} in a file of {files[tensor.file].part}, expected {part}")
+    if tensor.at + tensor.bytes > files[tensor.file].bytes:
+        raise _Wrong(f"{name} ends behind its file")
+    if tensor.bytes != _bytes_of(tensor.dtype, tensor.shape):
+        raise _Wrong(f"{tensor.bytes} bytes for {name}, {tensor.dtype}{list(tensor.shape)}")
+    _check_slot(index.census, tensor.atom, tensor.slot, tensor.dtype, tensor.shape)
+
+
+def _check_slot(census: Census, atom: int, slot: str, dtype: str, shape: tuple[int, ...]) -> None:
+    if slot in ("", GRADIENT):
+        described = census.atoms[atom]
+        if (dtype, shape) != (described.dtype, described.shape):
+            raise _Wrong(f"{described.name!r} as {dtype}{list(shape)}")
+        return
+    key, found, _ = slot.rpartition("/")
+    owner = next((i for i, spec in enumerate(census.optimizers) if spec.key == key), None)
+    if not found or owner is None:
+        raise _Wrong(f"slot {slot!r} of no optimizer")
+    _check_owner(census, atom, owner)
+
+
+def _check_owner(census: Census, atom: int, optimizer: int) -> None:
+    if optimizer >= len(census.optimizers) or atom not in census.moved_by(optimizer):
+        raise _Wrong(f"state of atom {atom}, which optimizer {optimizer} does not move")
+
+
+def _check_apart(ranges: list[tuple[int, int]]) -> None:
+    filled = [r for r in sorted(ranges) if r[0] < r[1]]
+    for before, after in pairwise(filled):
+        if after[0] < before[1]:
+            raise _Wrong(f"two tensors share byte {after[0]}")
+
+
+def _check_event(event: Event, census: Census) -> None:
+    if isinstance(event, Edit):
+        _check_atoms([event.atom], census)
+        _check_slot(census, event.atom, event.slot, event.dtype, event.shape)
+        if census.atoms[event.atom].lossy:
+            raise _Wrong(f"{census.atoms[event.atom].name!r}, which only bases hold")
+        if event.start + event.nbytes > _bytes_of(event.dtype, event.shape):
+            raise _Wrong(f"an edit of bytes that {event.dtype}{list(event.shape)} does not have")
+    elif isinstance(event, SlotValues):
+        _check_owner(census, event.atom, event.optimizer)
+    elif isinstance(event, Rebase):
+        _check_atoms(event.atoms, census)
+        if len(event.versions) != len(event.atoms):
+            raise _Wrong(f"{len(event.versions)} versions of {len(event.atoms)} atoms")
+    elif isinstance(event, Call):
+        if event.optimizer >= len(census.optimizers):
+            raise _Wrong(f"a call of optimizer {event.optimizer} of {len(census.optimizers)}")
+    elif isinstance(event, Fingerprints):
+        _check_atoms((atom for atom, _ in event.tensors), census)
+    elif isinstance(event, Seal):
+        if len(event.groups) != len(census.optimizers):
+            raise _Wrong(f"{len(event.groups)} groups, expected {len(census.optimizers)}")
+    else:
+        raise _Wrong("it says twice how its payload is packed")
+
+
+def _check_atoms(atoms: Iterable[int], census: Census) -> None:
+    for atom in atoms:
+        if atom >= len(census.atoms):
+            raise _Wrong(f"atom {atom} of {len(census.atoms)}")
+
+
+def _used(event: Event, census: Census) -> tuple[int, int]:
+    """Where an event's part of the payload begins, and how long it is. Gradients that are not there keep
+    their place."""
+    if isinstance(event, Edit):
+        return event.at, event.nbytes
+    if isinstance(event, Fingerprints):
+        return event.at, 8 * len(event.tensors)
+    if isinstance(event, Call):
+        ends = [event.at + census.layouts[event.optimizer].bytes]
+        ends += [at + 4 for at in event.amp.values()]
+        return event.at, max(ends) - event.at
+    return 0, 0

@@ -1,0 +1,76 @@
+"""Where the files of a run lie, as plain paths: tests damage, remove and count them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from everystep.store import layout
+from everystep.store.files import TEMPORARY_PREFIX, RunPath
+from everystep.store.layout import (
+    INDEX,
+    MANIFEST,
+    RUN_DOCUMENT,
+    TAGS,
+    epoch_numbers,
+    segment_name,
+)
+
+WEIGHTS, SLOTS, SESSION, TAIL = (
+    layout.NAMES[part] for part in ("weights", "slots", "session", "tail")
+)
+
+
+def place(path: Path) -> RunPath:
+    """For what reads and writes files of a run."""
+    return RunPath(path.parent) / path.name
+
+
+def epoch_dir(run: Path, epoch: int) -> Path:
+    return Path(layout.epoch_dir(run, epoch))
+
+
+def base_dir(run: Path, epoch: int, step: int) -> Path:
+    return Path(layout.base_dir(run, epoch, step))
+
+
+def base_dirs(run: Path) -> list[Path]:
+    return [Path(folder) for _, folder in layout.base_dirs(run)]
+
+
+def log_dir(run: Path, epoch: int) -> Path:
+    return Path(layout.log_dir(run, epoch))
+
+
+def segments(run: Path, epoch: int) -> list[Path]:
+    return [Path(path) for path in layout.segments(run, epoch)]
+
+
+def segment_after(path: Path) -> int:
+    return layout.segment_after(place(path))
+
+
+def tag_path(run: Path, name: str) -> Path:
+    return Path(layout.tag_path(run, name))
+
+
+__all__ = [
+    "INDEX",
+    "MANIFEST",
+    "RUN_DOCUMENT",
+    "SESSION",
+    "SLOTS",
+    "TAGS",
+    "TAIL",
+    "TEMPORARY_PREFIX",
+    "WEIGHTS",
+    "base_dir",
+    "base_dirs",
+    "epoch_dir",
+    "epoch_numbers",
+    "log_dir",
+    "place",
+    "segment_after",
+    "segment_name",
+    "segments",
+    "tag_path",
+]

@@ -16,7 +16,6 @@ from everystep.core.limits import limits_of
 from everystep.core.retention import rules_of
 from everystep.core.survival import Facts, survival
 from everystep.errors import NotEnoughMemory
-from everystep.format.base import Point
 from everystep.lane.arena import SharedMemory
 from everystep.lane.host import process_start, read_facts
 from everystep.lane.ring import RingWriter
@@ -24,7 +23,7 @@ from everystep.lane.runtime import ShadowCard
 from everystep.options import Options
 from everystep.recover.find import Found
 from everystep.shadow.spawn import ShadowHandle, start_shadow
-from everystep.store.runs import Known
+from everystep.standing import Place
 
 log = logging.getLogger("everystep")
 
@@ -95,11 +94,8 @@ def connect(
     options: Options,
     *,
     replay_threads: int,
-    step: int,
     document_bytes: int,
-    run_id: str,
-    continues: Point | None,
-    known: Known,
+    place: Place,
     found: Found | None,
     predecessor: ShadowCard | None,
 ) -> Connection:
@@ -126,10 +122,7 @@ def connect(
             census=census,
             powers=powers,
             replay_threads=replay_threads,
-            step=step,
-            run_id=run_id,
-            continues=continues,
-            known=known,
+            **place._asdict(),
             adopted=adopted,
             predecessor=predecessor,
             survival=verdict,
@@ -152,7 +145,7 @@ def connect(
         logging.INFO if verdict.outlives else logging.WARNING,
         "attached run=%s step=%d shadow=%d ring_bytes=%d replica_bytes=%d available_bytes=%d: %s",
         run,
-        step,
+        place.step,
         shadow.pid,
         geometry.bytes,
         replica_bytes(census),

@@ -11,7 +11,6 @@ import functools
 import logging
 import math
 import os
-import secrets
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -43,11 +42,9 @@ from everystep.lane.control import (
 )
 from everystep.lane.runtime import ShadowCard, read_card
 from everystep.options import Options
-from everystep.recover.find import Found, claimed_point
+from everystep.recover.find import Found
+from everystep.standing import Standing
 from everystep.starter import Started, Starter
-from everystep.store.home import known_run
-from everystep.store.layout import epoch_numbers
-from everystep.store.runs import Known
 
 log = logging.getLogger("everystep")
 
@@ -68,7 +65,7 @@ class Recorder:
         user_state: UserState,
     ) -> None:
         self.path, self.step = path, 0
-        self.point: Point | None = None  # where in the run's lineage we stand
+        self.standing = Standing(path)
         self.versions: list[int] = []
         self.turn = OpenTurn()
         self.live: LiveCensus | None = None
@@ -78,9 +75,6 @@ class Recorder:
         self.health = Health(path, options.overhead_budget_percent)
         self.folder = folder
         self.holder: object = None  # the Run that a user holds, or has forgotten
-        self._run_id = ""  # of the run that the directory has held since attach
-        self._attach = secrets.token_hex(8)
-        self._known = Known(0, (self._attach,))
         self._options = options
         self._models, self._optimizers = models, optimizers
         self._user_state = user_state
@@ -128,7 +122,6 @@ class Recorder:
     def _new_connection(
         self, live: LiveCensus, found: Found | None, predecessor: ShadowCard | None
     ) -> Connection:
-        self._run_id = known_run(self.path) or self._run_id
         return connect(
             self.path,
             self.folder,
@@ -136,23 +129,11 @@ class Recorder:
             live.powers,
             self._options,
             replay_threads=replay_threads(len(os.sched_getaffinity(0))),
-            step=self.step,
             document_bytes=self._document_bytes,
-            run_id=self._run_id,
-            continues=self.point,
-            known=self._known_with(predecessor),
+            place=self.standing.at(self.step, predecessor),
             found=found,
             predecessor=predecessor,
         )
-
-    def look_at_epochs(self) -> None:
-        """What is found in the run from here on is all there is; who claims an epoch later fences us."""
-        self._known = self._known._replace(epoch=max(epoch_numbers(self.path), default=0))
-
-    def _known_with(self, predecessor: ShadowCard | None) -> Known:
-        if predecessor is None:
-            return self._known
-        return self._known._replace(attaches=(self._attach, predecessor.attach))
 
     def _use(self, connection: Connection, live: LiveCensus) -> None:
         self.connection = connection
@@ -285,7 +266,8 @@ class Recorder:
         predecessor = self.card()
         if self.connection is not None and self.connection.shadow.alive:
             epoch = self.ask(AskStatus(exact=True), 30).status.get("epoch")
-            self.point = Point(epoch, self.step) if epoch else self.point
+            if epoch:
+                self.standing.point = Point(epoch, self.step)
             if predecessor is None:  # unless it takes over now, the one before it still speaks
                 refused = self.ask(AskRetire(unless_speaking=True), 30).error
                 predecessor = self.card() if refused else self.connection.predecessor
@@ -312,7 +294,7 @@ class Recorder:
 
     def _connection_beside(self, live: LiveCensus) -> Connection:
         """In the starter's thread."""
-        self.point = claimed_point(self.path, self.point, self.step, self._attach)
+        self.standing.follow(self.step)
         # a shadow that still speaks for the run goes when the new one holds the state
         return self._new_connection(live, None, read_card(self.folder))
 
@@ -409,6 +391,7 @@ class Recorder:
 
     def finish(self) -> bool:
         """Make everything durable and let the shadow go; True: it is done."""
+        self._tell_trouble()  # no seal will
         try:
             answer = self._close_shadow()
         except ShadowLost:  # it has died meanwhile: a new one is given the same step

@@ -104,7 +104,7 @@ class Run:
             self._timed("fetch", bring_newest, self.path, self._bucket, folder, adopts=adopts)
             check_resume(self.path, shadow_of(self.path, folder), resume)  # of what was there
         for _ in range(_CLAIMED_MEANWHILE_MAX):
-            recorder.look_at_epochs()
+            recorder.standing.look()
             try:
                 self._go_on(recorder, folder, live, adopts=adopts)
             except Fenced as error:  # what we have loaded is not the newest any more
@@ -112,7 +112,7 @@ class Run:
                 live = recorder.census()
             else:
                 return
-        recorder.look_at_epochs()
+        recorder.standing.look()
         self._go_on(recorder, folder, live, adopts=adopts)
 
     def _go_on(
@@ -144,7 +144,7 @@ class Run:
             return
         found, live = done
         if adopts:
-            recorder.point = point_here(self.path, found.point)
+            recorder.standing.point = point_here(self.path, found.point)
         try:
             self._look_ahead(live, resumes=True)
             # a shadow's memory is handed on only if it describes exactly what is trained now
@@ -204,7 +204,7 @@ class Run:
         self._user_state.metric = found.session.metric
         self._rng_to_restore = found.session.rng
         self._must_resume = resumes
-        recorder.step, recorder.point = found.point.step, found.point
+        recorder.step, recorder.standing.point = found.point.step, found.point
         self._resumed_from = found.source
         return self._timed("census", recorder.census)
 

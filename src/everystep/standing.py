@@ -1,0 +1,52 @@
+"""Where in a run's lineage a trainer stands, and how far it has seen the run."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+from typing import NamedTuple
+
+from everystep.format.base import Point
+from everystep.lane.runtime import ShadowCard
+from everystep.recover.find import claimed_point
+from everystep.store.home import known_run
+from everystep.store.layout import epoch_numbers
+from everystep.store.runs import Known
+
+
+class Place(NamedTuple):
+    """What a shadow is told of it."""
+
+    step: int
+    run_id: str  # of the run that the directory has held since attach; empty: none yet
+    continues: Point | None
+    known: Known
+
+
+class Standing:
+    """Owned by the training thread; while a shadow is started beside training, by the one that starts it."""
+
+    def __init__(self, run: Path) -> None:
+        self._run = run
+        self._run_id = ""
+        self._attach = secrets.token_hex(8)
+        self._known = Known(0, (self._attach,))
+        self.point: Point | None = (
+            None  # what was resumed, or the newest that a shadow of ours has claimed
+        )
+
+    def look(self) -> None:
+        """What is found in the run from here on is all there is; who claims an epoch later fences us."""
+        self._known = self._known._replace(epoch=max(epoch_numbers(self._run), default=0))
+
+    def follow(self, step: int) -> None:
+        """A shadow that died may have claimed an epoch and written to it: that goes on counting."""
+        self.point = claimed_point(self._run, self.point, step, self._attach)
+
+    def at(self, step: int, predecessor: ShadowCard | None) -> Place:
+        """For a shadow that begins there, and may be handed a replica."""
+        self._run_id = known_run(self._run) or self._run_id
+        known = self._known
+        if predecessor is not None:
+            known = known._replace(attaches=(self._attach, predecessor.attach))
+        return Place(step, self._run_id, self.point, known)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,28 @@ def odd_key() -> Any:
     return {3: net}, {"optimizer": adam(net)}, "under the key 3"
 
 
+def a_name_that_is_no_text() -> Any:
+    net = model()
+    net.register_buffer("a\ud800", torch.zeros(2))
+    return net, {}, r"buffer 'a\ud800'"
+
+
+def a_key_that_is_no_text() -> Any:
+    net = model()
+    return {"a\ud800": net}, {"optimizer": adam(net)}, r"under the key 'a\ud800'"
+
+
+def an_attribute_that_is_no_text() -> Any:
+    net = model()
+    optimizer = Wrapped(net.parameters(), lr=0.1)
+    setattr(optimizer, "a\ud800", 3)
+    return net, {"optimizer": optimizer}, r"a\ud800"
+
+
+class Wrapped(torch.optim.SGD):
+    """Not torch's own: its attributes are state."""
+
+
 def itself() -> Any:
     loop: list[Any] = []
     loop.append(loop)
@@ -96,6 +119,10 @@ CASES: dict[str, Callable[[], Any]] = {
     "global": lambda: with_global(open),
     "wrapped": wrapped,
     "odd key": odd_key,
+    "no text as name": a_name_that_is_no_text,
+    "no text as key": a_key_that_is_no_text,
+    "no text as state": lambda: with_state({"a\ud800": {}}, r"a\ud800"),
+    "no text as attribute": an_attribute_that_is_no_text,
     "loop": lambda: with_state({"s": {"a": itself()}}, "state['s']['a'][0][0]"),
     "no mapping": lambda: with_state([1], "state is a list"),
     "number as name": lambda: with_state({1: {}}, "under the key 1"),
@@ -111,6 +138,15 @@ def test_refused_before_anything_is_started(case: str, runtime: Path, tmp_path: 
         everystep.attach(net, optimizer, run=tmp_path / "run", **given)
     assert path in str(caught.value) and caught.value.hint, str(caught.value)
     assert not shadows(runtime)
+
+
+def test_a_run_whose_path_is_no_text(tmp_path: Path) -> None:
+    """Its name is any bytes for the kernel: it is recorded, or refused in words."""
+    run, net = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"), model()
+    try:
+        everystep.attach(net, adam(net), run=run).close()
+    except UsageError as refusal:
+        assert r"caf\udce9" in str(refusal) and refusal.hint
 
 
 def test_a_state_dict_that_raises_is_named_and_its_error_kept(tmp_path: Path) -> None:

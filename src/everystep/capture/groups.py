@@ -17,6 +17,7 @@ from everystep.format.optimizer import encode_values
 from everystep.format.unstorable import Unstorable
 from everystep.replay.optimizers import attributes_of, is_torchs
 from everystep.replay.tensors import pack, why_not_stored
+from everystep.text import is_text
 
 _FIXED = (type(None), bool, int, float, str, bytes)  # the same object has the same value for ever
 Entry = tuple[int, Any, Any]  # place in optimizer.state, key, value
@@ -71,6 +72,11 @@ class GroupValues:
         pack_own = _NotElsewhere(self._optimizer, pack)
         plain: list[list[Any]] = []
         for name, value in found.items():
+            if not is_text(name):
+                raise UnsupportedState(
+                    f"{self._where}: the name of its attribute {name!r} is no valid text",
+                    hint="rename it",
+                )
             try:
                 plain.append([name, values.to_plain(value, name, pack_own)])
             except UnsupportedState:

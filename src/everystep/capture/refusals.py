@@ -12,6 +12,7 @@ from everystep.capture.groups import GroupValues
 from everystep.errors import UnsupportedState, UsageError
 from everystep.format import values
 from everystep.replay.tensors import is_resolved, pack, why_not_stored
+from everystep.text import is_text
 
 if TYPE_CHECKING:
     from everystep.capture.census import LiveCensus
@@ -21,7 +22,7 @@ def named(given: Any, what: str, kind: type) -> dict[str, Any]:
     """One object, or several under their names."""
     found = dict(given) if isinstance(given, Mapping) else {"": given}
     for name, member in found.items():
-        if not isinstance(name, str) or not _is_text(name):
+        if not isinstance(name, str) or not is_text(name):
             raise UsageError(
                 f"attach: {what} under the key {values.shown(name)}, expected a string",
                 hint='give each a name: {"net": ..., "head": ...}',
@@ -36,7 +37,7 @@ def named(given: Any, what: str, kind: type) -> dict[str, Any]:
 def check_atom(name: str, tensor: torch.Tensor, *, buffer: bool) -> None:
     """Parameters and buffers lie in memory as they are."""
     what = "buffer" if buffer else "parameter"
-    if not _is_text(name):
+    if not is_text(name):
         raise UsageError(f"attach: {what} {name!r}: its name is no valid text", hint="rename it")
     reason = why_not_stored(tensor)
     if reason is None and not is_resolved(tensor):
@@ -44,14 +45,6 @@ def check_atom(name: str, tensor: torch.Tensor, *, buffer: bool) -> None:
     if reason is not None:
         words, hint = reason
         raise UnsupportedState(f"attach: {what} {name!r} cannot be stored: {words}", hint=hint)
-
-
-def _is_text(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def check_optimizers(live: LiveCensus) -> None:

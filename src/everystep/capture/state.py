@@ -10,6 +10,7 @@ from everystep.capture.rng import capture_rng, restore_rng
 from everystep.errors import ModelMismatch, RecoveryError, UsageError
 from everystep.format import values
 from everystep.replay.tensors import pack, unpack
+from everystep.text import is_text
 from everystep.unwrap import unwrap
 
 
@@ -98,7 +99,7 @@ def _load(name: str, member: Any, stored: Any) -> None:
 
 
 def _check_member(name: str, member: Any) -> None:
-    if not isinstance(name, str):
+    if not isinstance(name, str) or not is_text(name):
         raise UsageError(
             f"attach: state under the key {values.shown(name)}, expected a string",
             hint='state={"loader": loader, "schedule": schedule}',

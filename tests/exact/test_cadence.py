@@ -5,17 +5,18 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import torch
 from torch import nn, optim
 
 import everystep
-from everystep.store.runs import newest_manifest, write_manifest
+from everystep.store.runs import read_lineage
 
 from .harness import Job, check, look, same, seed_all
 
@@ -143,28 +144,55 @@ def test_close_of_a_state_that_has_outgrown_its_slot(tmp_path: Path, dies: bool)
     assert everystep.open_run(tmp_path / "run").steps[-1] == 4
 
 
-def test_flush_behind_a_backward_is_refused_where_the_seal_was_not_recorded(tmp_path: Path) -> None:
+def _compute_gradients(job: Job) -> None:
+    job.model(torch.randn(4, 5)).square().mean().backward()
+
+
+def _edit_weights(job: Job) -> None:
+    """Neither its version nor its address tells."""
+    job.model[0].weight.data.mul_(0.5)
+
+
+def _edit_slots(job: Job) -> None:
+    job.optimizer.state[job.model[0].weight]["exp_avg"].data.mul_(0.5)
+
+
+@pytest.mark.parametrize("change", [_compute_gradients, _edit_weights, _edit_slots])
+def test_flush_behind_a_change_is_refused_where_the_seal_was_not_recorded(
+    tmp_path: Path, change: Callable[[Job], None]
+) -> None:
     seed_all(1)
     job = build()
     with everystep.attach(job.model, job.optimizer, run=tmp_path / "run", every=50) as run:
         for step in run.steps(4):
             if step == 3:
-                job.model(torch.randn(4, 5)).square().mean().backward()
+                change(job)
                 with pytest.raises(everystep.EverystepError, match="step 3 is not recorded"):
                     run.flush(60)
             job.turn(step)
 
 
-def test_a_base_written_before_the_clock_was_set_back_does_not_stop_others(tmp_path: Path) -> None:
+TOMORROW = """
+import time
+wall = time.time
+time.time = lambda: wall() + 86400
+"""
+
+
+def test_a_base_written_before_the_clock_was_set_back_does_not_stop_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It seems to come from tomorrow; an hour of steps may not be lost to that."""
     run, job = tmp_path / "run", build()
-    with everystep.attach(job.model, job.optimizer, run=run) as training:
-        for step in training.steps(3):
-            job.turn(step)
-    manifest = newest_manifest(run)
-    assert manifest is not None
-    bases = tuple(msgspec.structs.replace(e, time=e.time + 86400) for e in manifest.bases)
-    write_manifest(run, msgspec.structs.replace(manifest, bases=bases))
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(TOMORROW)
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "path", [str(tmp_path / "site"), *sys.path])  # the shadow's
+        with everystep.attach(job.model, job.optimizer, run=run) as training:
+            for step in training.steps(3):
+                job.turn(step)
+    (newest, *_) = read_lineage(run).candidates
+    assert newest.entry.time > time.time() + 3600, "this test shows nothing"
     job, ages = build(), set()
     with everystep.attach(job.model, job.optimizer, run=run, durable_every="1s") as training:
         deadline = time.monotonic() + 30

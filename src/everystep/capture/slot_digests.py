@@ -18,6 +18,7 @@ class SlotDigests:
     def __init__(self, live: LiveCensus, index: int) -> None:
         self._live, self._index = live, index
         self._views: list[tuple[int, memoryview]] = []
+        self._memory = ByteViews()
         self._marked: list[tuple[int, memoryview]] = []  # the part whose turn it is
         self._digests: list[int] = []
         self._next = 0
@@ -57,8 +58,9 @@ class SlotDigests:
         return part
 
     def _look(self) -> list[tuple[int, memoryview]]:
+        self._memory.turn()
         return [
-            (atom, _memory(value))
+            (atom, self._memory.of(value))
             for atom in self._live.census.optimizers[self._index].atoms
             for value in self._live.state_of(self._index, atom).values()
             if _is_plain(value)
@@ -74,6 +76,25 @@ def _is_plain(value: object) -> bool:
         and not value.is_conj()
         and not value.is_neg()
     )
+
+
+class ByteViews:
+    """Views of tensors' memory. Making one takes far longer than finding it again, and most tensors stay
+    where they are."""
+
+    def __init__(self) -> None:
+        self._before: dict[object, memoryview] = {}
+        self._now: dict[object, memoryview] = {}
+
+    def turn(self) -> None:
+        """What nobody asks for until the next turn is let go: a view keeps memory alive."""
+        self._before, self._now = self._now, {}
+
+    def of(self, tensor: torch.Tensor) -> memoryview:
+        place = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+        found = self._before.get(place)
+        view = self._now[place] = _memory(tensor) if found is None else found
+        return view
 
 
 def _memory(tensor: torch.Tensor) -> memoryview:

@@ -10,11 +10,13 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
+import xxhash
 
 from everystep.capture.census import LiveCensus
 from everystep.capture.glance import Glance, Hints
 from everystep.capture.pending import GradientLooks
 from everystep.capture.rng import capture_rng
+from everystep.capture.slot_digests import ByteViews, SlotDigests
 from everystep.capture.state import UserState
 
 
@@ -34,24 +36,42 @@ class Moment(NamedTuple):
 
 
 class Looks:
-    """How tensors, slots and gradients look at a seal. Writes through `.data` do not show; recorded steps are
-    compared by the watch, which sees more."""
+    """How tensors, slots and gradients look at a seal. Writes through `.data` show on the CPU only, in their
+    bytes; elsewhere hints are all there is."""
 
     def __init__(self, live: LiveCensus) -> None:
-        live.follow()
-        self._live = live
-        self._atoms = Hints(live.tensors)
-        self._slots = [Glance(optimizer) for optimizer in live.optimizers]
-        self._gradients = GradientLooks(live)
+        self.live = live
+        moved = {atom for spec in live.census.optimizers for atom in spec.atoms}
+        self._written = [i for i, a in enumerate(live.census.atoms) if i in moved or a.buffer]
+        self._memory = ByteViews()
+        on_the_cpu = [any(live.tensors[a].is_cpu for a in s.atoms) for s in live.census.optimizers]
+        self._slot_bytes = [SlotDigests(live, i) for i, here in enumerate(on_the_cpu) if here]
+
+    def mark(self) -> None:
+        """Remember what is there now."""
+        self.live.follow()
+        self._atoms = Hints(self.live.tensors)
+        self._slots = [Glance(optimizer) for optimizer in self.live.optimizers]
+        for digests in self._slot_bytes:
+            digests.mark(anew=True)
+        self._gradients = GradientLooks(self.live)
+        self._memory.turn()
+        self._bytes = self._digests()
 
     def still_hold(self, consumed_by: set[int]) -> bool:
-        live = self._live
+        live = self.live
         return (
             not live.follow()
             and Hints(live.tensors) == self._atoms
             and all(s.still_holds(o) for s, o in zip(self._slots, live.optimizers, strict=True))
             and not self._gradients.have_moved_on(live, consumed_by)
+            and not any(digests.differ() for digests in self._slot_bytes)
+            and self._digests() == self._bytes
         )
+
+    def _digests(self) -> list[int]:
+        tensors = (self.live.tensors[atom] for atom in self._written)
+        return [xxhash.xxh3_64_intdigest(self._memory.of(t)) for t in tensors if t.is_cpu]
 
 
 class OpenTurn:
@@ -63,6 +83,7 @@ class OpenTurn:
         self.consumed_by: set[int] = set()  # ids of the optimizers that stepped in the sealed turn
         self._stepped: set[int] = set()  # and since then
         self._looks: Looks | None = None  # of a seal that was not recorded
+        self._spare: Looks | None = None  # of the one before it, to be used again
         self._handles: list[Any] = []
 
     def count(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
@@ -85,12 +106,15 @@ class OpenTurn:
         """What is live now is sealed."""
         self.calls, self.sealed = 0, sealed
         self.consumed_by, self._stepped = self._stepped, set()
-        self._looks = None
+        self._spare, self._looks = self._looks, None
 
     def look(self, live: LiveCensus) -> None:
         """Remember how a seal looks that is not recorded, and may have to be."""
+        spare, self._spare = self._spare, None
+        looks = spare if spare is not None and spare.live is live else Looks(live)
         try:
-            self._looks = Looks(live)
+            looks.mark()
+            self._looks = looks
         except RuntimeError:  # inference tensors do not tell: the step counts as left at once
             self._looks, self.sealed = None, None
 

@@ -14,9 +14,22 @@ import torch
 from torch import nn
 
 import everystep
+from everystep.capture.tap import Tap
 from everystep.recorder import Recorder
 
 _DEADLINE_SECONDS = 60.0
+# a shadow that fails at one record while it is in step, and is soon taken for well again
+FAILING = """
+from everystep.shadow import process
+from everystep.shadow.tuning import Tuning
+plain = Tuning.on_record
+def fail(self, seal, entries):
+    if seal.step == 3:
+        raise ZeroDivisionError("planted")
+    plain(self, seal, entries)
+Tuning.on_record = fail
+process._HEALED_SECONDS = 1.0
+"""
 
 
 class Training:
@@ -64,6 +77,48 @@ def test_a_shadow_that_stands_still(tmp_path: Path, caplog: pytest.LogCaptureFix
     os.kill(pid, signal.SIGCONT)
     assert 'on_lag="wait"' in told
     training.until_told(caplog, "all is well again")
+    training.run.close()
+
+
+def test_a_shadow_that_starts_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever failed in it: it is told, and recording goes on by itself."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(FAILING)
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "site"), *sys.path])  # the shadow's as well
+    training = Training(tmp_path / "run")
+    for _ in range(3):
+        training.step()
+    deadline = time.monotonic() + _DEADLINE_SECONDS
+    while "starts over" not in training.run.status()["problem"]:
+        assert time.monotonic() < deadline, training.run.status()
+        time.sleep(0.02)
+    time.sleep(0.5)  # it has asked for a new base: the very next record brings it
+    told = training.until_told(caplog, "starts over from a new base")
+    assert "ZeroDivisionError: planted" in told and str(tmp_path / "run") in told
+    training.until_told(caplog, "all is well again")
+    assert training.run.flush(60) == training.run.step
+    training.run.close()
+
+
+def test_recording_that_slows_training_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain = Tap.seal
+
+    def slow(*given: object) -> None:
+        time.sleep(0.01)
+        plain(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Tap, "seal", slow)
+    training = Training(tmp_path / "run", overhead_budget_percent=20.0)
+    told = training.until_told(caplog, "recording slows training by")
+    assert "overhead_budget_percent=20" in told and "every=10" in told
+    assert training.run.status()["slowdown_percent"] > 20
+    for _ in range(100):
+        training.step()
+    assert caplog.text.count("recording slows training by") == 1
     training.run.close()
 
 

@@ -100,6 +100,26 @@ def test_after_forgetting_every_slot_is_free_and_a_begun_record_is_skipped() -> 
     assert bench.intake.step == 3 and bench.intake.whole and bench.value == b"based ag"
 
 
+def test_what_follows_a_record_at_which_a_listener_failed_is_not_skipped() -> None:
+    """That one had come as a whole, and the next may bring the base that was asked for."""
+    bench = Bench()
+
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    bench.intake.on_record = fail
+    bench.seal(1, 0, edit(), Rebase((0,), (1,)), payload=b"state at")
+    with pytest.raises(ZeroDivisionError):
+        bench.intake.take(may_apply=True)
+    bench.intake.on_record = None
+    bench.intake.forget()
+    assert bench.writer.requested_atoms() is None
+    bench.seal(2, 1, edit(), Rebase((0,), (2,)), payload=b"based ag")
+    while bench.intake.take(may_apply=True):
+        pass
+    assert bench.intake.step == 2 and bench.intake.whole and bench.value == b"based ag"
+
+
 def test_a_gap_is_told_and_the_next_base_counts() -> None:
     bench = Bench()
     bench.seal(1, 0, edit(), Rebase((0,), (1,)), payload=b"state at")

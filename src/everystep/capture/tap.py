@@ -313,6 +313,8 @@ class Tap:
         requested = self._ring.requested_atoms()
         if requested is None or requested:
             self._rebases += 1
+            if requested is None:
+                self._say_all_again()
             self.states.queue_base(requested)
             for atom in range(len(self.versions)) if requested is None else requested:
                 self.versions[atom] = step  # the store may hold what the shadow had wrong
@@ -398,11 +400,15 @@ class Tap:
         elif not self._resting and self._ring.requested_atoms() is None:
             self._letting_go = False
             self.log.go_on()
-            self._last_state = b""
-            self._last_groups = [b""] * len(self._last_groups)
+            self._say_all_again()
             self._watch.mark_all()
             self._rebases += 1
             self.states.queue_base(fresh=True)
+
+    def _say_all_again(self) -> None:
+        """The shadow starts over, and may never have taken in what seals have said: the next one says it."""
+        self._last_state = b""
+        self._last_groups = [b""] * len(self._last_groups)
 
     @property
     def rebases(self) -> int:

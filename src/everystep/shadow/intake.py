@@ -210,13 +210,13 @@ class Intake:
         if entry.sealed:
             if not self._records:
                 self._waiting_since = time.monotonic()
-            self._records.append(self._held)
+            record, self._held = self._held, []  # whole, whatever becomes of it
+            self._records.append(record)
             # where an atom has no base yet, its gradients did not travel: nobody could redo the record
             whole = all(map(self._has_base, range(len(self.census.atoms))))
             if self.on_record is not None and whole:
-                entries = [(held.entry.events, held.entry.payload) for held in self._held]
-                self.on_record(_seal(self._held), entries)
-            self._held = []
+                entries = [(held.entry.events, held.entry.payload) for held in record]
+                self.on_record(_seal(record), entries)
 
     def _has_base(self, atom: int) -> bool:
         """Whether an atom is based, or will be by a record that is here but not yet redone."""

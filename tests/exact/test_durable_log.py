@@ -3,6 +3,7 @@ torn, flipped or missing ends the log before it."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import random
@@ -231,6 +232,43 @@ def test_a_host_lost_at_any_instant(chance: int, tmp_path: Path) -> None:
     end, losses, _ = unbroken(make, TOTAL)
     outcome = resume(make, tmp_path / "run", TOTAL, seed=SEED + 1, durable_log=batch)
     assert die_at - batch <= outcome.start <= die_at
+    same(losses, {**losses, **outcome.losses}, "losses")
+    same(end, outcome.end, "end")
+
+
+def interrupted_host(run: Path, home: str) -> None:
+    """A turn is taken back at once, so that another shadow goes on behind a log that was not written yet.
+    Trainer and shadow die as soon as a later step is said to be durable."""
+    os.environ["EVERYSTEP_RUNTIME_DIR"] = home
+    torch.set_num_threads(1)
+    seed_all(SEED)
+    job = sgd()
+    given = {"run": run, "state": job.state, "durable_log": 9, "durable_every": "1h"}
+    with everystep.attach(job.model, job.optimizer, **given) as training:
+        for last in (False, True):
+            with contextlib.suppress(KeyboardInterrupt):
+                for step in training.steps(TOTAL):
+                    kept_up(training, {0: 0, 6: 3}.get(step, -1))
+                    job.turn(step)
+                    if step == 2 and not last:
+                        raise KeyboardInterrupt
+                    if step == 6:
+                        status = training.status()
+                        Path(f"{run}.claimed").write_text(str(status["durable_step"]))
+                        os.kill(status["pid"], signal.SIGKILL)
+                        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_log_that_begins_behind_a_gap_is_not_counted_on(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    child = _forks.Process(target=interrupted_host, args=(run, os.environ["EVERYSTEP_RUNTIME_DIR"]))
+    child.start()
+    child.join(120)
+    assert child.exitcode == -signal.SIGKILL, "it hangs"
+    kill_shadow(run)
+    end, losses, _ = unbroken(sgd, TOTAL)
+    outcome = resume(sgd, run, TOTAL, seed=SEED + 1)
+    assert outcome.start >= int(Path(f"{run}.claimed").read_text()) > 2
     same(losses, {**losses, **outcome.losses}, "losses")
     same(end, outcome.end, "end")
 

@@ -214,5 +214,5 @@ def test_records_that_come_faster_than_the_rate_name_the_option(
     bench = LogBench(tmp_path)
     bench.keeper = LogKeeper(tmp_path, CENSUS, 9, Meter(Limits(disk_bytes_per_second=1)))
     for step in (1, 2, 3):
-        bench.offer(step)
+        bench.offer(step, step - 1)
     assert "disk_bytes_per_second (1 B)" in bench.keeper.problem and bench.keeper.broken

@@ -13,7 +13,6 @@ from everystep.core.census import Atom, Census
 from everystep.core.events import Event, Rebase, Seal
 from everystep.format.base import Point
 from everystep.shadow.logkeeper import LogKeeper
-from everystep.store import layout
 from everystep.store.log import LogWriter
 from everystep.store.log_reader import read_log
 from everystep.store.runs import Lineage
@@ -93,6 +92,22 @@ def test_a_shadow_that_begins_behind_the_newest_base_claims_no_more(
     bench.check(7)
 
 
+@pytest.mark.parametrize("reached", [3, 5])
+def test_a_shadow_that_takes_over_claims_what_the_log_before_it_reaches(
+    tmp_path: Path, reached: int
+) -> None:
+    """Its replica was handed on at step 5; what the shadow before had still to write is nowhere."""
+    bench = Bench(tmp_path)
+    bench.base, bench.reached = Point(1, 2), reached
+    for step in (6, 7):
+        bench.log(step, step - 1)
+    assert bench.keeper.broken is (reached < 5)
+    assert bench.keeper.reaches(2) == (7 if reached == 5 else 3)
+    bench.base = Point(1, 5)
+    bench.look()
+    bench.check(7)
+
+
 def test_behind_a_base_of_another_model_nothing_is_claimed(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.log(1, 0, fits=False)
@@ -116,9 +131,9 @@ def test_a_batch_that_fails_late_does_not_hide_a_newer_gap(
 
     with monkeypatch.context() as broken:
         broken.setattr(LogWriter, "append", fail)
-        bench.keeper.offer(Seal(2, 1, b"", b"", (), 0), [])
-        bench.keeper.look_after(RUN_ID, 1, bench.base, fits=True, now=True)
-        bench.keeper.offer(Seal(9, 8, b"", b"", (), 0), [])  # the trainer let steps go meanwhile
+        bench.offer(2, 1)
+        bench.keeper.look_after(RUN_ID, 1, bench.base, reached=0, fits=True, now=True)
+        bench.offer(9, 8)  # the trainer let steps go meanwhile
         go_on.set()
         while bench.keeper.busy:
             time.sleep(0.001)

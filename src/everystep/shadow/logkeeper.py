@@ -58,6 +58,7 @@ class LogKeeper:
         self.let_go = 0
         self._gap_until: int | None = None  # the last step of a gap that no base has healed
         self._ends_at = 0  # the step before it
+        self._begins_after: int | None = None  # the step that the first record kept here follows
         self._offered: int | None = None  # the newest step that came
         self._was_base = False  # the record that came last brought most of the state anew
         self._lock = threading.Lock()  # of the gap: both threads may find one
@@ -84,6 +85,7 @@ class LogKeeper:
             self._offered = seal.step
             return
         body = self.codec.framed(entries)
+        self._begins_after = seal.after if begins else self._begins_after
         self._offered = seal.step
         if self._bytes + len(body) > _WAITING_BYTES_MAX and self._waiting:
             self._lose(self._waiting[0].after, seal.step, len(self._waiting) + 1)
@@ -125,10 +127,21 @@ class LogKeeper:
         return self._gap_until is not None and self.batch > 0
 
     def look_after(
-        self, run_id: str, epoch: int, durable: Point | None, *, fits: bool, now: bool
+        self,
+        run_id: str,
+        epoch: int,
+        durable: Point | None,
+        *,
+        reached: int,
+        fits: bool,
+        now: bool,
     ) -> None:
-        """Begin to write a batch if one is full, old, or wanted now. `fits`: the newest base is of the model
-        that these records speak of."""
+        """Begin to write a batch if one is full, old, or wanted now. `reached`: what the store brought back
+        when our epoch was claimed. `fits`: its newest base is of the model that these records speak of."""
+        if epoch and self._begins_after is not None:
+            first, self._begins_after = self._begins_after, None
+            if first > reached:  # the shadow before had not written its last records yet
+                self._lose(reached, first, 0)
         if not fits and self._offered is not None:
             last = self._offered if self._gap_until is None else self._gap_until
             self._lose(durable.step if durable else 0, last, 0)

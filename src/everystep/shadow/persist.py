@@ -25,6 +25,7 @@ from everystep.store.bases import Snapshot, SnapshotTensor
 from everystep.store.epoch import EpochWriter
 from everystep.store.history import written_lately
 from everystep.store.home import PUT_BACK, what_is_lost
+from everystep.store.log_reader import LogReader
 from everystep.store.meter import Meter
 from everystep.store.runs import Known, read_lineage
 
@@ -36,6 +37,7 @@ class PersistState(msgspec.Struct):
 
     epoch: int = 0
     durable: Point | None = None
+    reached: int = 0  # the step that base and log brought back when the epoch was claimed
     durable_at: float = -math.inf  # by this process's monotonic clock; before all times: not known
     bytes_written: int = 0
     write_bytes_per_second: float = 0.0  # of the newest base
@@ -207,6 +209,7 @@ class Persister:
                 epoch=self._writer.manifest.epoch,
                 durable=Point(newest.epoch, newest.step) if newest else None,
                 durable_at=_monotonic(newest.time) if newest else -math.inf,
+                reached=_reached(self._run, newest) if newest else 0,
                 problem="",
                 failures=0,
             )
@@ -249,6 +252,12 @@ class Persister:
                 retry_at=time.monotonic() + retry_seconds(failures),
                 fenced=isinstance(error, Fenced),
             )
+
+
+def _reached(run: Path, base: BaseIndex) -> int:
+    """How far the log behind the newest base goes; what a shadow logs is worth nothing behind a gap."""
+    point = Point(base.epoch, base.step)
+    return LogReader(run, read_lineage(run), point, base.census).end.step
 
 
 def _monotonic(written: float) -> float:

@@ -70,28 +70,20 @@ class Shadow:
         self._tail_memory: SharedMemory | None = None
         self._take_over()
         meter = Meter(opening.limits)
-        self.persister = Persister(
-            Path(opening.run),
-            opening.continues,
-            opening.rules,
-            opening.run_id,
-            meter,
-            opening.known,
-        )
+        run, store = Path(opening.run), (opening.continues, opening.rules, opening.run_id)
+        self.persister = Persister(run, *store, meter, opening.known)
         self.presence = Presence(opening, self.persister)
         card = self.presence.card
-        self.persister.outlook = self._outlook = Outlook(
-            Path(opening.run), opening.census, self.options
-        )
+        self.persister.outlook = self._outlook = Outlook(run, opening.census, self.options)
         self.keeper = Keeper(self.options, self.intake, self.persister)
         self.log = (
-            LogKeeper(Path(opening.run), opening.census, first_batch(opening), meter)
+            LogKeeper(run, opening.census, first_batch(opening), meter)
             if opening.durable_log
             else None
         )
         self.tuning = Tuning(opening, self.intake, self.persister, self.keeper, self.log)
         self.intake.on_record = self._on_record
-        self.shipper = Shipper(Path(opening.run), opening.bucket, opening.bucket_bytes_per_second)
+        self.shipper = Shipper(run, opening.bucket, opening.bucket_bytes_per_second)
         self.shipper.check_directory = self.persister.check_directory
         self.control = control.ControlServer(card.control)
         self.board = control.NoticeBoard(card.control)
@@ -293,6 +285,7 @@ class Shadow:
                 self.persister.run_id,
                 state.epoch,
                 state.durable,
+                reached=state.reached,
                 fits=self.persister.base_fits(self.opening.census),
                 now=leaving,
             )
@@ -442,7 +435,7 @@ class Shadow:
             self._done |= closes
             self._closed |= closes and self._trainer_alive
             return True
-        if self.intake.drifted and self._drained:
+        if self._drained and not self._distrusted and self._lacks_state:
             self.control.answer(route, control.Answer(repair=True))
             return True
         # only a failure since it was asked is an answer: what failed earlier may have been mended
@@ -454,6 +447,11 @@ class Shadow:
             self.control.answer(route, control.Answer(error=failed, status=self.status()))
             return True
         return False
+
+    @property
+    def _lacks_state(self) -> bool:
+        """Only the trainer has what is wrong here, or not here: it sends that with its next seal."""
+        return bool(self.intake.drifted) or not self.intake.whole
 
     def status(self) -> dict[str, Any]:
         return {

@@ -33,10 +33,16 @@ class Mutant:
     """A fault: one change, or several where each alone is made good by the others."""
 
     def __init__(
-        self, name: str, file: str, old: str, new: str, times: int = 1, also: Change | None = None
+        self,
+        name: str,
+        file: str,
+        old: str,
+        new: str,
+        times: int = 1,
+        also: tuple[Change, ...] = (),
     ) -> None:
         self.name = name
-        self.changes = [Change(file, old, new, times), *([also] if also else [])]
+        self.changes = [Change(file, old, new, times), *also]
 
 
 _CARRY_OUT = (
@@ -214,7 +220,10 @@ MUTANTS = [
         "lane/runtime.py",
         "os.path.realpath(run)",
         "os.path.abspath(run)",
-        also=Change("recover/meet.py", _MOVED_WITH, "    return card"),
+        also=(
+            Change("recover/meet.py", _MOVED_WITH, "    return card"),
+            Change("store/tiers.py", "os.path.realpath(run)", "os.path.abspath(run)"),
+        ),
     ),
     Mutant(
         "the shadow of a moved run is not found",
@@ -295,12 +304,31 @@ MUTANTS = [
         ", live.in_no_optimizer]",
         ", ()]",
     ),
+    Mutant(
+        "a log that begins behind a gap is counted on",
+        "shadow/logkeeper.py",
+        "            if first > reached:",
+        "            if False:",
+    ),
     Mutant("a zombie removes what its successor wrote", "store/epoch.py", *_CARRY_OUT),
     Mutant(
         "a shadow that comes late to its claim takes the run away",
         "store/runs.py",
         "        if others:\n            raise Fenced(",
         "        if False:\n            raise Fenced(",
+    ),
+    Mutant(
+        "a shadow that failed at a record throws the next one away",
+        "shadow/intake.py",
+        "            record, self._held = self._held, []",
+        "            record = self._held",
+        also=(
+            Change(
+                "shadow/intake.py",
+                "                self.on_record(_seal(record), entries)\n",
+                "                self.on_record(_seal(record), entries)\n            self._held = []\n",
+            ),
+        ),
     ),
     Mutant(
         "residuals of parameters that came between two steps are not recorded",

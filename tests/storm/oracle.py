@@ -287,7 +287,7 @@ def _raised(program: Program, outcome: Outcome) -> list[Failure]:
             return [Failure(f"refused to resume: {error['type']} in {error['place']}", detail)]
         names = {pick.name for _, pick in program.picks()}
         # these raise what goes wrong
-        wants_it = bool(names & {"on_failure", "flush", "rewind", "interrupted"})
+        wants_it = names & {"on_failure", "rewind", "interrupted"} or "flush" in str(program)
         if not (wants_it and tags & {*_HITS, "rests"}):
             return [Failure(f"raised: {error['type']} in {error['place']}", detail)]
     return []
@@ -347,6 +347,8 @@ def _shadow_failures(outcome: Outcome, hit: set[str]) -> list[Failure]:
         r"shadow_(?:failed|died).*?\n(Traceback.*?\n)(\w[^\n]*)", outcome.shadow_log, re.S
     )
     if found is None or hit & {"disk_hit", "store_hit", "moved", "deleted"}:
+        return []
+    if found[2].endswith("planted"):  # by the program itself
         return []
     if found[2].startswith("BrokenPipeError"):  # its trainer was killed while it started
         return []

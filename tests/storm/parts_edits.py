@@ -24,7 +24,7 @@ def _once(
     )
 
 
-_FORGETS = {"needs": "one slots", "bars": "own eager", "gives": "forgets"}
+_FORGETS = {"needs": "slots", "bars": "own eager", "gives": "forgets", "likes": "small"}
 _REPLACE = """
 old, new = params[0], nn.Parameter(params[0].detach() * 0.5)
 for m in model.modules():
@@ -63,6 +63,7 @@ EDITS = [
         "            v.data.mul_(0.5)",
         weight=3,
         needs="one slots",
+        likes="turned",
     ),
     _once(
         "slot_zero",
@@ -72,12 +73,14 @@ EDITS = [
         "            v.zero_()",
         needs="one slots",
     ),
-    _once("forget", "opts[0].state.clear()", weight=4, places=["stepped", "end"], **_FORGETS),
-    _once(
+    _once("forget", "opts[0].state.clear()", weight=2, places=["stepped", "end"], **_FORGETS),
+    part(
         "forget_one",
-        "opts[0].state.pop(params[0], None)",
-        weight=4,
-        places=["stepped", "end", "start"],
+        {"placed": "if step == $at:\n    opts[0].state.pop(params[$which], None)"},
+        weight=5,
+        at=_AT,
+        place=["stepped", "end", "start"],
+        which=[-1, 0],
         **_FORGETS,
     ),
     _once(

@@ -14,10 +14,18 @@ _SHADOW = 'shadow = run.status().get("pid")'
 
 
 def _in_turn(
-    name: str, what: str, *, gives: str = "ends", weight: float = 1.0, **params: list[Any]
+    name: str,
+    what: str,
+    *,
+    gives: str = "ends",
+    needs: str = "",
+    likes: str = "",
+    weight: float = 1.0,
+    **params: list[Any],
 ) -> Part:
     params = {"at": [], "place": _PLACES, **params}  # the turn is drawn from those there are
-    return part(name, {"placed": _in_life(what)}, weight=weight, gives=gives, **params)
+    text = {"placed": _in_life(what)}
+    return part(name, text, weight=weight, gives=gives, needs=needs, likes=likes, **params)
 
 
 def _in_life(what: str) -> str:
@@ -75,6 +83,24 @@ def slow(*args, real=os.fsync):
 os.fsync = slow
 """
 '''
+_FAILS = '''
+FAILS = """
+import importlib, pathlib
+def failing(owner, name, armed):
+    def work(self, *args, real=getattr(owner, name), **more):
+        if armed.exists():
+            armed.unlink()
+            raise ZeroDivisionError("planted")
+        return real(self, *args, **more)
+    setattr(owner, name, work)
+for where in (
+    "intake.Intake.take", "tuning.Tuning.on_record", "keeper.Keeper.persist_if_due", "replica.Replica.write"
+):
+    module, kind, name = where.split(".")
+    owner = getattr(importlib.import_module(f"everystep.shadow.{module}"), kind)
+    failing(owner, name, pathlib.Path(__file__).with_name(name))
+"""
+'''
 _GET_STUCK = f"""if life == $life and step == $at:
     put(place / "$operation", "$nth $seconds")
 elif life == $life and step > $at:
@@ -105,14 +131,21 @@ def _stuck(name: str, *, weight: float, option: str = "", tags: str = "") -> Par
     )
 
 
+_HOST = (
+    'tell("status", run.step, status := run.status())\n'
+    f'if status.get("pid"):\n    os.kill(status["pid"], signal.SIGKILL)\n{_KILL}'
+)
+_SETTLED = """
+deadline = time.monotonic() + 1
+while (run.status().get("durable_step") or 0) < run.step and time.monotonic() < deadline:
+    time.sleep(0.01)
+""".lstrip()
+
 FAULTS = [
     _in_turn("kill", _KILL, weight=5),
-    _in_turn(
-        "host",
-        f'tell("status", run.step, status := run.status())\n'
-        f'if status.get("pid"):\n    os.kill(status["pid"], signal.SIGKILL)\n{_KILL}',
-        gives="ends host",
-        weight=5,
+    _in_turn("host", _HOST, gives="ends host", weight=4),
+    _in_turn(  # training is so fast here that the disk would hold little of its log
+        "host_settled", _SETTLED + _HOST, gives="ends host", needs="log", likes="forgets", weight=10
     ),
     _in_turn("raise", 'raise ZeroDivisionError("planned")', weight=1),
     _in_turn("close", "return", weight=1.5, place=["over"]),
@@ -161,6 +194,19 @@ FAULTS = [
     ),
     _stuck("stuck", weight=0.5),
     _stuck("stuck_pruning", option="durable_every=1, keep_last=1", tags="cadence prunes", weight=3),
+    part(
+        "shadow_fails",  # something of ours, at any place: it starts over from a new base
+        {
+            "defs": _PLANTED + _FAILS,
+            "before": "place = planted(run_dir, FAILS)",
+            "placed": 'if life == $life and step == $at:\n    put(place / "$where", "")',
+        },
+        gives="shadow_hit shadow_fails",
+        at=[],
+        place=_PLACES,
+        where=["on_record", "take", "persist_if_due", "write"],
+        weight=1.5,
+    ),
     _in_turn(
         "disk_full",
         f"{_SHADOW}\nif shadow:\n    import resource\n"

@@ -19,6 +19,7 @@ def _torch(
         weight=weight,
         gives=f"one {tags.pop('gives', '')}",
         bars=bars,
+        likes=tags.pop("likes", ""),
         groups=["params", "params", '[{"params": params[:1]}, {"params": params[1:], "lr": 0.01}]'],
         flags=["", *(f", {flag}" for flag in flags)],
     )
@@ -116,7 +117,7 @@ OPTIMIZERS = [
         gives="plain",
     ),
     _torch("Adam", [*_ADAM, "decoupled_weight_decay=True"], weight=1, gives="slots"),
-    _torch("AdamW", _ADAM, weight=2, gives="slots"),
+    _torch("AdamW", _ADAM, weight=2, gives="slots", likes="turned"),
     _torch("Adagrad", ["lr_decay=0.1", *_PACE[:3]], gives="slots eager", bars="lazy"),
     _torch("Adadelta", _PACE, lr="lr=0.5", gives="slots"),
     _torch("Adamax", _PACE, gives="slots", bars="complex"),
@@ -172,12 +173,15 @@ OPTIMIZERS = [
     part(
         "several",
         {
-            "optimizer": "opts = [optim.$first(params[:1], lr=0.05), optim.$second(params[1:], lr=0.02)]",
+            # the last one is small: what is lost of the first optimizer's slots is part of a log
+            "optimizer": "opts = [optim.$first(params[-1:], lr=0.05), "
+            "optim.$second(params[:-1], lr=0.02)]",
             "given": '{"a": opts[0], "b": opts[1]}',
         },
-        weight=1.2,
+        weight=4,
+        gives="slots small",
         bars="single strange",
-        first=["SGD", "AdamW", "RMSprop"],
+        first=["AdamW", "AdamW", "RMSprop", "SGD"],
         second=["SGD", "Adam", "Adafactor"],
     ),
     part(

@@ -8,8 +8,9 @@ OPTIONS = [
     part("on_lag", {"option": "on_lag=$v"}, v=['"wait"', '"drop"'], weight=5),
     part(
         "durable_log",
-        {"option": "durable_log=$v"},
-        v=["1", "3", '"auto"'],
+        {"option": "durable_log=$v", "start": "$begin"},
+        v=["1", "1", "3", '"auto"'],
+        begin=["", "if life >= 0 and step == 1:\n    run.flush(60)"],  # behind an early base
         weight=6,
         gives="log",
         likes="forgets",

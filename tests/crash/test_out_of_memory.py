@@ -11,9 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
+import everystep
 from everystep.lane.cgroup import _folders
 from everystep.lane.control import AskStatus, ask
+from everystep.lane.host import oom_score_adj
 from everystep.lane.runtime import read_card, runtime_dir
 from everystep.recover.find import find_newest
 
@@ -98,3 +101,17 @@ def test_the_trainer_is_killed_and_the_shadow_keeps_its_state(
     found, _ = find_newest(run, runtime_dir(str(run)))
     assert found is not None and (found.source, found.point.step) == ("shadow", STEPS)
     found.close()
+
+
+def test_a_shadow_lowers_its_score(tmp_path: Path) -> None:
+    """Also where no cgroup can be made to try it out. What was raised may be lowered again without rights."""
+    file, before = Path("/proc/self/oom_score_adj"), oom_score_adj()
+    file.write_text(str(before + 100))
+    try:
+        model = torch.nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with everystep.attach(model, optimizer, run=tmp_path / "run") as training:
+            shadow = Path(f"/proc/{training.status()['pid']}/oom_score_adj")
+            assert oom_score_adj(shadow) < oom_score_adj() == before + 100
+    finally:
+        file.write_text(str(before))

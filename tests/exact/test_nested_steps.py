@@ -22,7 +22,7 @@ class Shifted(optim.Adam):
         for group in self.param_groups:
             for parameter in group["params"]:
                 parameter.grad.mul_(0.5).add_(0.1)
-        result = super().step(closure)
+        result = super().step()  # an argument would be a reason of its own to send state
         if self.param_groups[0]["fails"]:
             raise ArithmeticError
         return result

@@ -206,15 +206,17 @@ def seen(job: Job) -> Any:
     return freeze([*model.parameters(), *model.buffers(), groups, state, user])
 
 
-def one(seed: int) -> str:
-    """Returns what became of it, for the statistics."""
+PLACES = ["buffer", "parameter", "state", "object", "group", "slot", "slots", "key", "attribute"]
+
+
+def one(seed: int, pool: Any = None, name: str = "") -> str:
+    """Returns what became of it, for the statistics. Without a name any value is drawn."""
     draw = random.Random(seed)
     torch.manual_seed(seed)
-    place = draw.choice(
-        ["buffer", "parameter", "state", "object", "group", "slot", "slots", "key", "attribute"]
-    )
-    pool = TENSORS if place in ("buffer", "parameter") or draw.random() < 0.4 else OTHERS
-    name = draw.choice(list(pool))
+    place = draw.choice(PLACES[2:] if name else PLACES)
+    if not name:
+        pool = TENSORS if place in ("buffer", "parameter") or draw.random() < 0.4 else OTHERS
+        name = draw.choice(list(pool))
     value = pool[name]()
     if place not in ("buffer", "parameter"):
         value = wrap(draw, value)
@@ -249,3 +251,11 @@ def test_exact_or_refused_by_path() -> None:
         ends = Counter(one(SEED + number) for number in range(PROGRAMS))
     print(ends)
     assert ends["refused"] > PROGRAMS / 8 and ends["came back"] > PROGRAMS / 8, ends
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("pool", [TENSORS, OTHERS], ids=["tensors", "others"])
+def test_every_kind_at_some_place(pool: dict[str, Any]) -> None:
+    """Drawing alone never meets some of them."""
+    for number, name in enumerate(pool):
+        one(SEED + number, pool, name)

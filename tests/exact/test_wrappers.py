@@ -91,6 +91,9 @@ def test_every_known_wrapper_is_taken_off() -> None:
         (spec,) = take_census(net, wrapped).census.optimizers
         assert spec.path == "torch.optim.sgd:SGD"
         assert take_census(net, {"a": wrapped}).optimizers == [sgd]
+    module = framework("_FabricModule", "lightning_fabric.wrappers", "_original_module", nn.Module)
+    assert [a.name for a in take_census(module(net), sgd).census.atoms] == ["weight", "bias"]
+    assert take_census({"a": module(net)}, sgd).models == (net,)
     everystep.compress(accelerate(sgd), "bf16")
     assert len(sgd._optimizer_step_pre_hooks) == 1
     later = framework("AcceleratedScheduler", "accelerate.scheduler", "scheduler")

@@ -137,6 +137,40 @@ def test_second_trainer_is_refused_and_the_first_unharmed(runtime: Path, tmp_pat
     assert everystep.open_run(run).steps[-1] == 6
 
 
+ALWAYS_FRESH = """
+from everystep.shadow import presence
+presence.FRESH_SECONDS = 0.0
+"""
+
+
+def test_where_processes_meet_never_grows_old(
+    runtime: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cleaners of temporary folders go by the age of files: lock, card and sockets, of trainer and shadow."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(ALWAYS_FRESH)
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "site"), *sys.path])  # the shadow's as well
+    monkeypatch.setattr(lock, "FRESH_SECONDS", 0.0)
+    net = model()
+    optimizer = adam(net)
+    with everystep.attach(net, optimizer, run=tmp_path / "run") as run:
+        for _ in run.steps(2):
+            train_step(net, optimizer)
+        old = list(runtime_dir(str(run.path)).iterdir())
+        kinds = {".json", ".lock", ".log", ".control", ".board", ".memory"}
+        assert {path.suffix for path in old} == kinds
+        for path in old:
+            os.utime(path, (1, 1))
+        deadline = time.monotonic() + 60
+        for _ in run.steps(1_000_000):
+            train_step(net, optimizer)
+            left = [path.name for path in old if path.stat().st_mtime == 1]
+            if not left:
+                break
+            assert time.monotonic() < deadline, f"nobody has touched {left}"
+            time.sleep(0.02)
+
+
 def test_who_lost_the_run_to_another_trainer_stops_recording(
     runtime: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

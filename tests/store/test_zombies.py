@@ -29,7 +29,8 @@ from everystep.format.slot import pack_events
 from everystep.recover.find import find_newest
 from everystep.store import layout, runs
 from everystep.store.epoch import EpochWriter
-from everystep.store.log import LogWriter
+from everystep.store.log import LogWriter, old_segments
+from everystep.store.retention import remove, unreferenced
 from everystep.store.runs import Known, read_lineage
 from everystep.store.tags import read_tags, set_tag
 from everystep.store.verify import verify_run
@@ -219,6 +220,32 @@ def claimed_before(
     with OPERATIONS.watched(run, before):
         work()
     return successors[0] if successors else None
+
+
+def test_what_lies_in_newer_epochs_is_nobodys_to_remove(tmp_path: Path) -> None:
+    """Whatever a plan says that was made before them."""
+    writer = build(tmp_path / "run")
+    stale = read_lineage(tmp_path / "run")
+    successor = Successor(tmp_path / "run", newest_point(tmp_path / "run"))
+    doomed = unreferenced(tmp_path / "run", [], writer.manifest.epoch)
+    doomed += old_segments(tmp_path / "run", stale, 10**9)
+    epochs = {layout.epoch_of(path.inside) for path in doomed}
+    assert epochs == {1, 2} and successor.writer.manifest.epoch == 3
+
+
+def test_whoever_is_fenced_in_the_midst_removes_nothing_more(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in "abc"]
+    for path in paths:
+        path.touch()
+    looks = itertools.count()
+
+    def still_ours() -> None:
+        if next(looks) == 1:
+            raise Fenced("epoch 2 owns the run now")
+
+    with pytest.raises(Fenced):
+        remove(list(map(ondisk.place, paths)), still_ours)
+    assert [path.exists() for path in paths] == [False, True, True]
 
 
 def test_a_shadow_that_comes_late_to_its_claim_is_fenced(tmp_path: Path) -> None:

@@ -47,14 +47,21 @@ def hold_run(run: Path, operation: str = "attach") -> tuple[Path, TrainerLock]:
     file; the shadow of a trainer that lives tells of it all the same."""
     folder = runtime_dir(str(run))
     lock = TrainerLock(folder, str(run), operation)
-    trainer = living_trainer(shadow_of(run, folder))
-    if trainer:
+    try:
+        _refuse_trained(run, shadow_of(run, folder), operation)
+    except BaseException:
         lock.close()
+        raise
+    return folder, lock
+
+
+def _refuse_trained(run: Path, card: ShadowCard | None, operation: str) -> None:
+    trainer = living_trainer(card)
+    if trainer:
         raise RunBusy(
             f"{operation} {run}: the run is held by pid {trainer}, which its shadow records",
             hint="stop that trainer first, or give this one another run=",
         )
-    return folder, lock
 
 
 def check_resume(run: Path, card: ShadowCard | None, resume: str) -> bool:

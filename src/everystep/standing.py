@@ -24,7 +24,7 @@ class Place(NamedTuple):
 
 
 class Standing:
-    """Owned by the training thread; while a shadow is started beside training, by the one that starts it."""
+    """Owned by the training thread; while a shadow is started beside it, by the thread that starts it."""
 
     def __init__(self, run: Path) -> None:
         self._run = run
@@ -48,5 +48,11 @@ class Standing:
         self._run_id = known_run(self._run) or self._run_id
         known = self._known
         if predecessor is not None:
-            known = known._replace(attaches=(self._attach, predecessor.attach))
+            known = known._replace(attaches=(self._attach, *_handed_on(predecessor)))
         return Place(step, self._run_id, self.point, known)
+
+
+def _handed_on(predecessor: ShadowCard) -> tuple[str, ...]:
+    """Attaches whose epoch may be the newest one there is. A shadow that has claimed its own epoch speaks for
+    those before it."""
+    return predecessor.attaches[:1] if predecessor.epoch else predecessor.attaches

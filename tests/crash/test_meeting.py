@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
@@ -20,9 +21,12 @@ import everystep
 from everystep.cli.app import app
 from everystep.errors import DirectoryLost
 from everystep.lane.control import AskStatus, ask
-from everystep.lane.runtime import read_card, runtime_dir
+from everystep.lane.host import process_start
+from everystep.lane.runtime import ShadowCard, read_card, runtime_dir, write_card
 from everystep.recover import find
-from everystep.store.runs import claim_epoch, create_run
+from everystep.recover.meet import shadow_of
+from everystep.standing import Standing
+from everystep.store.runs import Known, claim_epoch, create_run
 
 from .jobs import Job, read_journal
 from .nursery import Nursery
@@ -131,6 +135,39 @@ def test_a_moved_directory_finds_its_shadow(
     assert resumed(nursery, journal, moved)["source"] == "shadow"
     assert not run.exists(), "the old directory was made anew"
     wait_until(lambda: not shadows(runtime), "both shadows to go")
+
+
+@pytest.mark.parametrize(
+    ("served", "found"),
+    [(("new", "old"), True), (("new", "older", "old"), True), (("new", "other"), False)],
+    ids=["handed on", "handed on twice", "of another lineage"],
+)
+def test_a_shadow_that_has_claimed_nothing_yet_is_found_after_a_move(
+    served: tuple[str, ...], found: bool, tmp_path: Path
+) -> None:
+    """The run was moved when it had taken over and not claimed its epoch yet: from then on it cannot. The
+    newest manifest is still that of the attach whose state it was handed."""
+    run, moved = tmp_path / "run", tmp_path / "moved"
+    manifest = claim_epoch(run, None, known=Known(0, ("old",)))
+    card = ShadowCard(
+        os.getpid(),
+        process_start(os.getpid()),
+        run=str(run),
+        run_id=manifest.run_id,
+        attaches=served,
+    )
+    write_card(runtime_dir(str(run)), card)
+    run.rename(moved)
+    assert (shadow_of(moved, runtime_dir(str(moved))) == card) is found
+
+
+def test_a_shadow_is_told_whose_state_it_is_handed(tmp_path: Path) -> None:
+    """One that has claimed an epoch speaks for all before it; one that has not passes on what it was told."""
+    before = ShadowCard(1, 1, attaches=("older", "old"))
+    own, *handed = Standing(tmp_path / "run").at(3, before).known.attaches
+    assert handed == ["older", "old"] and own not in handed
+    claimed = msgspec.structs.replace(before, epoch=7)
+    assert Standing(tmp_path / "run").at(3, claimed).known.attaches[1:] == ("older",)
 
 
 def test_a_copy_does_not_take_the_shadow(nursery: Nursery, runtime: Path, tmp_path: Path) -> None:

@@ -27,11 +27,11 @@ class ShadowCard(msgspec.Struct, frozen=True):
     descriptors: str = ""
     protocol: int = 0  # of its messages; see lane/protocol.py
     run: str = ""
-    run_id: str = ""  # empty: it has written nothing yet
-    epoch: int = 0
+    run_id: str = ""  # empty: the directory held no run when it started, and none was made yet
+    epoch: int = 0  # that it has claimed; 0: none yet
     trainer_pid: int = 0  # 0: it has gone, or has left the run
     trainer_start: int = 0
-    attach: str = ""  # that it serves
+    attaches: tuple[str, ...] = ()  # that it serves, and those whose state was handed on to it
 
 
 def runtime_dir(run: str) -> Path:

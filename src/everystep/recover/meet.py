@@ -17,8 +17,9 @@ from everystep.store.tiers import bring
 
 
 def shadow_of(run: Path, folder: Path) -> ShadowCard | None:
-    """The living shadow of a run: the one that meets others here, or, if the directory was moved, the one
-    that its newest manifest names. Before its first base there is no manifest: the run's id tells then."""
+    """The living shadow of a run: the one that meets others here. If the directory was moved, the one that
+    serves the attach of its newest manifest, or was handed that attach's state and has not claimed an epoch
+    yet. Before the first epoch there is no manifest: the run's id tells then."""
     card = read_card(folder)
     return card if card is not None else _moved_with(run)
 
@@ -32,7 +33,7 @@ def _moved_with(run: Path) -> ShadowCard | None:
         return None
     run_id = manifest.run_id if manifest else known_run(run)
     for card in living_cards() if run_id else ():
-        ours = card.run_id == run_id and (manifest is None or card.pid == manifest.pid)
+        ours = card.run_id == run_id and (manifest is None or manifest.attach in card.attaches)
         if ours and (_is_away(card) or Path(card.run).samefile(run)):  # else this is a copy
             return card
     return None

@@ -50,9 +50,10 @@ class Presence:
             f"{opening.folder}/{opening.name}.memory",
             PROTOCOL,
             opening.run,
+            opening.run_id,
             trainer_pid=opening.trainer_pid,
             trainer_start=opening.trainer_start,
-            attach=opening.known.attaches[0],
+            attaches=opening.known.attaches,
         )
 
     def announce(self, before: ShadowCard | None) -> None:
@@ -135,7 +136,9 @@ class Presence:
     def _up_to_date(self) -> ShadowCard:
         persister = self._persister
         self.card = msgspec.structs.replace(
-            self.card, run_id=persister.run_id, epoch=persister.state.epoch
+            self.card,
+            run_id=persister.run_id or self.card.run_id,
+            epoch=persister.state.epoch,
         )
         return self.card
 

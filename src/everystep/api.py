@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +16,7 @@ from everystep.capture.census import LiveCensus, Models, Optimizers, take_census
 from everystep.capture.groups import encode_groups
 from everystep.core.census import Script
 from everystep.errors import NothingToRecover, RunBusy, UsageError
-from everystep.loading import load_point
+from everystep.loading import give_back_groups, load_point
 from everystep.options import resolve
 from everystep.recover.find import Found, find_newest
 from everystep.recover.load import find_and_load
@@ -101,7 +102,8 @@ def restore(
     values of the optimizer, as ("lr",), that stay as the script has them."""
     path, bucket = locate(run)
     override = resolve({"override": override}, {}).override
-    live = take_census(model, optimizer if optimizer is not None else {})
+    census = partial(take_census, model, optimizer if optimizer is not None else {})
+    live = census()
     check_override(override, live.optimizers, {})
     script = Script(encode_groups(live.keyed), override)
     folder, lock = None, None
@@ -120,7 +122,7 @@ def restore(
                 step,
                 on_the_way=on_the_way and optimizer is not None,
             ),
-            lambda found: _load_without_attaching(found, live, path, script),
+            lambda found: _load_without_attaching(found, path, script, census),
         )
         if done is None:
             raise NothingToRecover(
@@ -137,8 +139,9 @@ def restore(
 
 
 def _load_without_attaching(
-    found: Found, live: LiveCensus, path: Path, script: Script
+    found: Found, path: Path, script: Script, census: Callable[[], LiveCensus]
 ) -> Comparison:
+    live = census()
     logged = found.tail_steps + len(found.log)
     if logged and not live.optimizers:
         raise UsageError(
@@ -146,6 +149,8 @@ def _load_without_attaching(
             hint="give the optimizer too: it redoes them",
         )
     compared = compare_values(live.keyed, script, found, {})
+    if live.optimizers and give_back_groups(found, live, path):
+        live = census()
     load_point(found, live, path, optimizers=bool(live.optimizers))
     keep_values(live.keyed, compared.kept)
     return compared

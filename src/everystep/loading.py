@@ -10,6 +10,7 @@ from everystep.capture.census import LiveCensus
 from everystep.core.census import Mode
 from everystep.recover.find import Found
 from everystep.recover.load import (
+    add_groups,
     check_model,
     check_optimizers,
     load_optimizers,
@@ -21,16 +22,20 @@ from everystep.recover.pending import Pending
 from everystep.recover.upload import Uploads
 
 
-def load_point(found: Found, live: LiveCensus, path: Path, *, optimizers: bool) -> list[int]:
-    """Put a found point into live objects; returns the versions of the atoms."""
+def give_back_groups(found: Found, live: LiveCensus, path: Path) -> bool:
+    """Give optimizers the param groups that were added during the run, or refuse, before anything is changed,
+    what is not the run's. True: there were some, and what belongs to them (a residual) may be new."""
     check_model(live.census, found, str(path))
     ids = same_atoms(live.census, found.census)
-    keyed = [
-        (spec.key, optimizer)
-        for spec, optimizer in zip(live.census.optimizers, live.optimizers, strict=True)
-    ]
-    if optimizers:
-        check_optimizers(found, keyed, live.tensors, ids)
+    check_optimizers(found, live.keyed, live.tensors, ids)
+    return add_groups(found.census, live.keyed, live.tensors, ids)
+
+
+def load_point(found: Found, live: LiveCensus, path: Path, *, optimizers: bool) -> list[int]:
+    """Put a found point into live objects that have its param groups; returns the versions of the atoms."""
+    check_model(live.census, found, str(path))
+    ids = same_atoms(live.census, found.census)
+    keyed = list(live.keyed.items())
     pending = Pending(live.tensors, ids)
     with torch.no_grad(), Uploads() as uploads:
         versions = load_values(found, live.tensors, ids, uploads)

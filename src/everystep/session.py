@@ -27,7 +27,7 @@ from everystep.errors import EverystepError, Fenced, NothingToRecover, UsageErro
 from everystep.lane.control import AskFlush, AskLeave, AskStatus
 from everystep.lane.lock import TrainerLock
 from everystep.lane.runtime import runtime_dir
-from everystep.loading import load_point
+from everystep.loading import give_back_groups, load_point
 from everystep.loop import Steps, Turn
 from everystep.options import Options
 from everystep.recorder import Recorder
@@ -196,6 +196,8 @@ class Run:
             compared = compare_values(
                 live.keyed, live.census.script, found, self._user_state.members
             )
+        if give_back_groups(found, live, self.path):
+            live = self._timed("census", recorder.census)
         recorder.versions = self._timed("load", load_point, found, live, self.path, optimizers=True)
         self._user_state.restore(found.session.state)
         keep_values(live.keyed, compared.kept)

@@ -19,6 +19,7 @@ import everystep
 from everystep.store.runs import read_lineage
 
 from .harness import Job, check, look, same, seed_all
+from .test_nested_steps import Lookahead
 
 
 def build() -> Job:
@@ -68,6 +69,41 @@ def test_periodic_bases_are_durable_states_of_the_run(tmp_path: Path) -> None:
 
 def test_flush_takes_a_base_between_two_periods(tmp_path: Path) -> None:
     check(build, tmp_path, source="store", every=100)
+
+
+def nested() -> Job:
+    """Its wrapper is sent as state: what a call moves cannot be told apart."""
+    job = build()
+    base = optim.SGD(job.model.parameters(), lr=0.05)
+    own = Lookahead(base)
+
+    def turn(step: int) -> Any:
+        loss = job.model(torch.randn(4, 5)).square().mean()
+        own.zero_grad()
+        loss.backward()
+        own.step()
+        return loss.detach()
+
+    return Job(job.model, {"own": own, "base": base}, turn)
+
+
+@pytest.mark.parametrize("make", [build, nested])
+def test_a_step_flushed_between_two_periods_is_not_taken_for_the_next_one(
+    make: Callable[[], Job], tmp_path: Path
+) -> None:
+    """A base refers to what an earlier one holds of atoms whose version is the same."""
+    seed_all(1)
+    job, run, seen = make(), tmp_path / "run", {}
+    options = {"every": 50, "keep_last": 100, "on_failure": "raise"}
+    with everystep.attach(job.model, job.optimizer, run=run, **options) as training:
+        for step in training.steps(8):
+            if step % 3:  # what is flushed was not recorded, or was recorded after a flush
+                seen[training.flush()] = look(job, whole=False)
+            job.turn(step)
+    for step, expected in seen.items():
+        fresh = make()
+        assert everystep.restore(run, fresh.model, fresh.optimizer, step=step) == step
+        same(expected, look(fresh, whole=False), f"base at {step}")
 
 
 def test_flush_in_a_turn_writes_what_the_seal_saw(tmp_path: Path) -> None:

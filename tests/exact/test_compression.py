@@ -18,7 +18,7 @@ import everystep
 from everystep.compression.compressor import residuals_of
 
 from .compare import freeze, same
-from .harness import SEED, Job, crash, look, resume, seed_all, unbroken
+from .harness import SEED, Job, check, crash, look, resume, seed_all, unbroken
 from .test_durable_log import lose_host
 
 TOTAL = 20
@@ -272,6 +272,30 @@ def test_parameters_that_come_later_are_fed_back_too(tmp_path: Path) -> None:
     assert len(residuals_of(model.parameters())) == 4
     names = {atom.name for atom in everystep.open_run(tmp_path / "run").index().census.atoms}
     assert {"0.weight.residual", "1.bias.residual"} <= names
+
+
+def grows() -> Job:
+    """Its second half comes in a param group of its own, with residuals of its own."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    everystep.compress(optimizer, "topk", ratio=0.1, feedback=True)
+
+    def turn(step: int) -> Any:
+        if step == 1:
+            optimizer.add_param_group({"params": list(model[1].parameters()), "lr": 0.05})
+        loss = model(torch.randn(4, 8)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return [loss.item(), [freeze(residuals_of([p]).get(p)) for p in model.parameters()]]
+
+    return Job(model, optimizer, turn)
+
+
+@pytest.mark.parametrize("source", ["shadow", "store"])
+def test_residuals_of_groups_that_came_later_come_back(source: str, tmp_path: Path) -> None:
+    """A script builds the optimizer as it was at first: the groups come back before their residuals do."""
+    check(grows, tmp_path, source=source, residuals="exact")
 
 
 def replaces() -> Job:

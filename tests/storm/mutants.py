@@ -336,6 +336,25 @@ MUTANTS = [
         "                compressor.residual(parameter)\n",
         "                pass\n",
     ),
+    Mutant(
+        "residuals of groups that were given back do not come back",
+        "session.py",
+        """            live = self._timed("census", recorder.census)\n        recorder""",
+        "            pass\n        recorder",
+    ),
+    Mutant(
+        "a step that is sealed again has the versions of the next one",
+        "capture/tap.py",
+        "        self._begin(step)  # sealed again",
+        "        pass  # sealed again",
+        also=(
+            Change(
+                "capture/tap.py",
+                "            self.states.forget()  # all of it goes with the base\n",
+                "",
+            ),
+        ),
+    ),
 ]
 
 

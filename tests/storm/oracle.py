@@ -114,6 +114,8 @@ def _wrong_bits(program: Program, outcome: Outcome) -> list[Failure]:
     for life in outcome.lives:
         for event in life.events:
             step = event["step"]
+            if _may_excuse(program) and _was_never_sealed(event, life):
+                continue  # what excuses it would have been told at the seal
             if life.number > excused or (life.number == excused and event["kind"] != "attached"):
                 continue
             if event["kind"] == "attached" and not step and excused < math.inf:
@@ -143,10 +145,20 @@ def _differing(
     return None
 
 
+def _may_excuse(program: Program) -> list[str]:
+    return [words for r, p in program.picks() if (words := PARTS[r][p.name].excused_by)]
+
+
+def _was_never_sealed(event: dict[str, Any], life: Life) -> bool:
+    """The last turn of a life that was killed behind it."""
+    seen = [e for e in life.events if e["kind"] in ("turn", "done", "end")]
+    return life.ended == "killed" and event is seen[-1] if seen else False
+
+
 def _first_excused(program: Program, outcome: Outcome) -> float:
     """Some things cannot be made right, and are warned about: the life in which bits may differ once it has
     resumed; those after it may resume what differs."""
-    words = [w for r, p in program.picks() if (w := PARTS[r][p.name].excused_by)]
+    words = _may_excuse(program)
     warned = (
         life.number
         for life in outcome.lives

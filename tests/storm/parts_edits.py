@@ -114,7 +114,7 @@ EDITS = [
         weight=0.5,
         needs="module plain",
         gives="retyped",
-        bars="parametrized lazy complex strange flat own_loss",
+        bars="parametrized lazy complex strange flat own_loss average",
         at=_AT,
         place=["start"],
     ),
@@ -134,7 +134,7 @@ EDITS = [
             "placed": _EMA_SWAP,
         },
         gives="average",
-        bars="average lazy",
+        bars="average lazy retyped",
         place=["end", "stepped"],
     ),
     part(
@@ -146,7 +146,7 @@ EDITS = [
         },
         needs="module",
         gives="average",
-        bars="average lazy parametrized complex",
+        bars="average lazy parametrized complex retyped",
         weight=0.7,
     ),
     part(

@@ -15,9 +15,12 @@ from storm.render import IMPORTS, source
 _DRIVER = """
 def bits(models, optimizers, state):
     models, optimizers = (list(t.values()) if isinstance(t, dict) else [t] for t in (models, optimizers))
-    return repr([[[*m.named_parameters(), *m.named_buffers()] for m in models],
-                 [(list(o.state.values()), [{**g, "params": 0} for g in o.param_groups]) for o in optimizers],
+    named = lambda values: sorted(map(str, values.items())) if isinstance(values, dict) else values
+    seen = repr([[[*m.named_parameters(), *m.named_buffers()] for m in models],
+                 [([named(s) for s in o.state.values()],
+                   [named({**g, "params": 0}) for g in o.param_groups]) for o in optimizers],
                  [s if isinstance(s, dict) else s.state_dict() for s in state.values()]])
+    return re.sub(r",\\s*requires_grad=True", "", seen)  # the script sets it
 
 def live(life, run_dir):
     if os.fork() == 0:
@@ -63,6 +66,7 @@ def script(program: Program, failure: Failure) -> str:
     )
     head = f"# {failure.kind}\n# " + "\n# ".join(failure.detail.splitlines()[:8])
     made = f"# made by: python -m tests.storm --program '{to_json(program)}'"
-    imports = IMPORTS.replace("sys, time", "sys, tempfile, time")
+    imports = IMPORTS.replace("random, signal", "random, re, signal")
+    imports = imports.replace("sys, time", "sys, tempfile, time")
     pieces = [head, made, imports, plain, *needed, source(program), driver]
     return "\n".join(piece.strip("\n") for piece in pieces) + "\n"

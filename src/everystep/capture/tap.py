@@ -278,6 +278,7 @@ class Tap:
         self.log.discard()
         self.land()
         self.log.turn(step)
+        self._begin(step)  # sealed again: what goes now is of that step, not of the next one
         again = self.opened and step == self.step
         if self.copier.sides and self.log.lifetime.pointless in _LOOK_OUTSIDE:
             point = self._guard(self._release_point)
@@ -403,6 +404,7 @@ class Tap:
             self._say_all_again()
             self._watch.mark_all()
             self._rebases += 1
+            self.states.forget()  # all of it goes with the base
             self.states.queue_base(fresh=True)
 
     def _say_all_again(self) -> None:

@@ -91,21 +91,20 @@ def same_atoms(live: Census, found: Census) -> dict[int, int]:
 
 def check_optimizers(
     found: Found,
-    optimizers: Sequence[tuple[str, torch.optim.Optimizer]],
+    optimizers: Mapping[str, torch.optim.Optimizer],
     tensors: Sequence[torch.Tensor],
     ids: dict[int, int],
 ) -> None:
     """Refuse optimizers that are not the run's, before anything is changed."""
     specs = {spec.key: i for i, spec in enumerate(found.census.optimizers)}
-    if set(specs) != {key for key, _ in optimizers}:
+    if specs.keys() != optimizers.keys():
         raise ModelMismatch(
-            f"resume: the run has optimizers {sorted(specs)}, given were "
-            f"{sorted(key for key, _ in optimizers)}",
+            f"resume: the run has optimizers {sorted(specs)}, given were {sorted(optimizers)}",
             hint="give attach the same optimizers under the same keys",
         )
     others = [
         f"optimizer {key!r}: {path} in the run, {class_path(optimizer)} in the script"
-        for key, optimizer in optimizers
+        for key, optimizer in optimizers.items()
         if (path := found.census.optimizers[specs[key]].path) != class_path(optimizer)
     ]
     if others:
@@ -114,7 +113,7 @@ def check_optimizers(
             hint="build the optimizer as it was, or give this one another run=; "
             "everystep.restore(run, model) loads weights alone",
         )
-    for key, optimizer in optimizers:
+    for key, optimizer in optimizers.items():
         _check_groups(found.census, specs[key], optimizer, tensors, ids)
 
 
@@ -129,7 +128,6 @@ def load_optimizers(
     specs = {spec.key: i for i, spec in enumerate(found.census.optimizers)}
     for key, optimizer in optimizers:
         index = specs[key]
-        _add_groups(found.census, index, optimizer, tensors, ids)
         optimizer.state.clear()
         encoded = found.session.groups[index] if index < len(found.session.groups) else b""
         if encoded:
@@ -195,17 +193,21 @@ def _check_groups(
         )
 
 
-def _add_groups(
+def add_groups(
     census: Census,
-    index: int,
-    optimizer: torch.optim.Optimizer,
+    optimizers: Mapping[str, torch.optim.Optimizer],
     tensors: Sequence[torch.Tensor],
     ids: dict[int, int],
-) -> None:
-    """Give back param groups that were added during the run."""
-    stored = [[tensors[ids[atom]] for atom in group] for group in census.optimizers[index].groups]
-    for parameters in stored[len(optimizer.param_groups) :]:
-        optimizer.add_param_group({"params": parameters})
+) -> bool:
+    """Param groups that were added during the run; True: there were some."""
+    added = 0
+    for spec in census.optimizers:
+        optimizer = optimizers[spec.key]
+        stored = [[tensors[ids[atom]] for atom in group] for group in spec.groups]
+        for parameters in stored[len(optimizer.param_groups) :]:
+            optimizer.add_param_group({"params": parameters})
+            added += 1
+    return added > 0
 
 
 def remove_later_groups(census: Census, optimizers: Mapping[str, torch.optim.Optimizer]) -> None:

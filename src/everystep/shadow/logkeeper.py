@@ -67,6 +67,11 @@ class LogKeeper:
     def busy(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 
+    def wait(self, seconds: float) -> None:
+        """For the batch that is being written: half of one would look like damage."""
+        if self._thread is not None:
+            self._thread.join(seconds)
+
     def offer(self, seal: Seal, entries: Sequence[tuple[list[Event], memoryview]]) -> None:
         """A record is whole: keep it until it is written."""
         if self._fenced:

@@ -484,6 +484,8 @@ class Shadow:
         self._terminated = True
 
     def _leave(self) -> None:
+        if self.log is not None:
+            self.log.wait(_LAST_SECONDS)
         if not self._retired:
             self.persister.wait(_LAST_SECONDS)  # old bases and logs are still being removed
         if self._closed:

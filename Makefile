@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: setup demo test check fix bench test-kills storm clean
+.PHONY: setup demo test check fix bench test-kills storm hostile clean
 
 setup: $(STAMP)
 
@@ -43,6 +43,9 @@ N ?= 200
 SEED ?= 1
 storm: setup  ## draw N training programs from SEED on, run them unbroken and broken, compare every bit
 	$(BIN)/python -m tests.storm --n $(N) --seed $(SEED)
+
+hostile: setup  ## change N valid stores from SEED on, seal them again, visit each: nobody may be harmed
+	$(BIN)/python -m tests.hostile.stores --n $(N) --seed $(SEED)
 
 clean:
 	rm -rf .venv build dist src/*.egg-info

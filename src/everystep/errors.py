@@ -15,6 +15,8 @@ A message names the operation, the object, what was found and what was expected;
 
 from __future__ import annotations
 
+from everystep.text import printable
+
 
 class EverystepError(Exception):
     """Base of all errors raised by everystep."""
@@ -25,7 +27,7 @@ class EverystepError(Exception):
 
     def __str__(self) -> str:
         message = super().__str__()
-        return f"{message}\nhint: {self.hint}" if self.hint else message
+        return printable(f"{message}\nhint: {self.hint}" if self.hint else message)
 
 
 class UsageError(EverystepError, ValueError):

@@ -6,6 +6,8 @@ import logging
 import os
 import sys
 
+from everystep.text import printable
+
 log = logging.getLogger("everystep")
 
 
@@ -14,6 +16,7 @@ def tell(line: str) -> None:
 
     A library must not configure logging, and what is no warning would not be seen without.
     """
+    line = printable(line)
     shown = log.handlers or (log.hasHandlers() and log.isEnabledFor(logging.INFO))
     if shown or os.environ.get("EVERYSTEP_QUIET", "") not in ("", "0"):
         log.info("%s", line)

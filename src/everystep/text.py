@@ -1,4 +1,4 @@
-"""What can be stored and sent as text."""
+"""What can be stored and sent as text, and shown."""
 
 from __future__ import annotations
 
@@ -10,3 +10,11 @@ def is_text(value: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def printable(words: str) -> str:
+    """What cannot be printed is escaped as in Python: names may come from anywhere, and a terminal obeys some
+    of them. Lines stay lines."""
+    return "".join(
+        c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in words
+    )

@@ -7,19 +7,22 @@ and a directory all have.
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-from everystep.errors import StoreError, UsageError
+from everystep.errors import CorruptData, StoreError, UsageError
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 SCHEMES = ("s3", "gs", "az", "file")
 PART_BYTES = 8 << 20
+_SMALL_BYTES_MAX = 256 << 20  # of what is read at once, as of documents in a directory
 _PARALLEL = 4
 _DELETED_AT_ONCE = 500
 # a request is tried again within these bounds; then the caller hears of it, and tries later by itself
@@ -47,6 +50,7 @@ class Bucket:
     def __init__(self, url: str) -> None:
         self.url = redacted(url)  # for messages
         self._store = _open(url.rstrip("/"))
+        self._folder = _folder_of(url.rstrip("/"))
 
     def listing(self, below: str = "") -> dict[str, int]:
         """Every object and its size."""
@@ -57,14 +61,20 @@ class Bucket:
             return {item["path"]: item["size"] for chunk in chunks for item in chunk}
 
     def read(self, path: str) -> bytes | None:
-        """A small object; None if there is none."""
+        """A small object; None if there is none. One that is larger than any of ours is not read."""
         import obstore
 
         with self._told("read", path):
             try:
-                return bytes(obstore.get(self._store, path).bytes())
+                found = obstore.get(self._store, path)
             except FileNotFoundError:
                 return None
+            size = found.meta["size"]
+            if size > _SMALL_BYTES_MAX:
+                raise CorruptData(
+                    f"read {self.url}/{path}: {size} bytes, expected at most {_SMALL_BYTES_MAX}"
+                )
+            return bytes(found.bytes())
 
     def read_part(self, path: str, start: int, end: int) -> memoryview:
         import obstore
@@ -107,6 +117,8 @@ class Bucket:
 
         todo = list(paths)
         for i in range(0, len(todo), _DELETED_AT_ONCE):
+            for path in todo[i : i + _DELETED_AT_ONCE]:
+                self._check_ordinary("delete", path)
             with self._told("delete", todo[i]):
                 try:
                     obstore.delete(self._store, todo[i : i + _DELETED_AT_ONCE])
@@ -122,11 +134,26 @@ class Bucket:
         except FileNotFoundError:
             return
 
+    def _check_ordinary(self, operation: str, path: str) -> None:
+        """In a directory that serves as a bucket, nothing may lead away from it, and nothing block."""
+        if self._folder is None:
+            return
+        at = self._folder
+        for name in filter(None, path.split("/")):
+            at /= name
+            mode = at.lstat().st_mode if os.path.lexists(at) else 0
+            if mode and not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+                raise CorruptData(
+                    f"{operation} {self.url}/{path}: {at} is no ordinary file or folder",
+                    hint="only the directory itself may be reached through a link",
+                )
+
     @contextmanager
     def _told(self, operation: str, path: str) -> Iterator[None]:
         """What obstore raises becomes an error of ours that names the object and the remedy."""
         from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
 
+        self._check_ordinary(operation, path)
         try:
             yield
         except (BaseError, OSError, NotImplementedError) as error:
@@ -135,6 +162,12 @@ class Bucket:
                 hint = "check the credentials in the environment, and what they allow"
             said = str(error).partition("\n\nDebug source")[0].strip()
             raise StoreError(f"{operation} {self.url}/{path}: {said}", hint=hint) from error
+
+
+def _folder_of(url: str) -> Path | None:
+    """The directory that serves as a bucket, if one does."""
+    parts = urlsplit(url)
+    return Path(unquote(parts.path)) if parts.scheme == "file" else None
 
 
 def _open(url: str) -> ObjectStore:

@@ -28,6 +28,8 @@ def map_file(path: RunPath) -> memoryview:
         if not size:
             return memoryview(b"")
         return memoryview(mmap.mmap(fd, size, access=mmap.ACCESS_COPY))
+    except (OSError, OverflowError, ValueError) as error:  # a size that no address space has
+        raise CorruptData(f"map {path} of {size} bytes: {error}") from error
     finally:
         os.close(fd)
 

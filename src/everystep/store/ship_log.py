@@ -50,7 +50,7 @@ def parts_by_segment(listing: Mapping[str, int]) -> dict[SegmentPlace, list[tupl
         at, place = layout.number_of(offset), _place_of(segment)
         if place is not None and at is not None:
             parts = found.setdefault(place, [])
-            if at == sum(parts[-1] if parts else (0, 0)):
+            if at == sum(parts[-1] if parts else (0, 0)) and size <= _PART_BYTES_MAX:
                 parts.append((at, size))
     return found
 

@@ -1,0 +1,255 @@
+"""A store as trees of plain values, to be changed anywhere and sealed again with right checksums.
+
+Bytes that hold a document of their own (user state, groups, events) are trees too. Whoever changes a file
+leaves the digests that lead to it right: only what was changed on purpose is wrong.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import xxhash
+
+from everystep.format.base import CHUNK_BYTES
+from everystep.format.document import pack_document
+from everystep.format.log import (
+    BLOCK_BYTES,
+    Chain,
+    SegmentHeader,
+    body_checksum,
+    pack_segment_header,
+    read_records,
+    unpack_segment_header,
+)
+
+_FRAME = struct.Struct("<QQQ")
+_KINDS = {"manifest.json": "manifest", "index.json": "base", "everystep.json": "run"}
+_PARTS = {"weights": "safetensors", "slots": "safetensors", "session": "bin", "tail": "bin"}
+_U64 = (1 << 64) - 1
+
+
+class Inner:
+    """Bytes that are a msgpack document."""
+
+    def __init__(self, tree: Any) -> None:
+        self.tree = tree
+
+
+def opened(value: Any) -> Any:
+    """Plain values in which every document inside bytes is a tree."""
+    if isinstance(value, dict):
+        return {key: opened(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [opened(inner) for inner in value]
+    if isinstance(value, bytes) and value:
+        with contextlib.suppress(msgspec.DecodeError, RecursionError):
+            tree = msgspec.msgpack.decode(value)
+            if isinstance(tree, dict | list) and msgspec.msgpack.encode(tree) == value:
+                return Inner(opened(tree))
+    return value
+
+
+def closed(value: Any) -> Any:
+    if isinstance(value, Inner):
+        return msgspec.msgpack.encode(closed(value.tree))
+    if isinstance(value, dict):
+        return {key: closed(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [closed(inner) for inner in value]
+    return value
+
+
+class Document:
+    """One file of a store."""
+
+    def __init__(self, path: Path, kind: str) -> None:
+        self.path, self.kind = path, kind
+        self.tree = _READ[kind](path.read_bytes())
+
+    @property
+    def is_there(self) -> bool:
+        """It may have become a file of another kind."""
+        return self.path.is_file() and not self.path.is_symlink()
+
+    def bytes(self) -> bytes:
+        if self.kind in ("run", "manifest", "base", "tag", "commit"):
+            return pack_document(self.kind, closed(self.tree))
+        return bytes(_WRITE[self.kind](self.tree))
+
+
+def _read_json(data: bytes) -> Any:
+    return json.loads(data.partition(b"\n")[2])
+
+
+def _read_frames(data: bytes) -> list[Any]:
+    entries, at = [], 0
+    while at < len(data):
+        document, _, payload = _FRAME.unpack_from(data, at)
+        start = at + _FRAME.size
+        events = msgspec.msgpack.decode(data[start : start + document])
+        at = start + document + payload
+        entries.append([opened(events), data[start + document : at]])
+    return entries
+
+
+def _write_frames(entries: Any) -> bytes:
+    frames = []
+    for entry in entries:
+        events, payload = entry if isinstance(entry, list) and len(entry) == 2 else (entry, b"")
+        document = msgspec.msgpack.encode(closed(events))
+        payload = payload if isinstance(payload, bytes) else msgspec.msgpack.encode(closed(payload))
+        checksum = xxhash.xxh3_64_intdigest(document)
+        frames.append(_FRAME.pack(len(document), checksum, len(payload)) + document + payload)
+    return b"".join(frames)
+
+
+def _read_log(data: bytes) -> dict[str, Any]:
+    view = memoryview(data)
+    header = unpack_segment_header(view, "")._asdict()
+    records = [[r.step, r.after, _read_frames(bytes(r.body))] for r in read_records(view, "")]
+    return {"header": header, "records": records}
+
+
+def _write_log(tree: dict[str, Any]) -> bytes:
+    told = tree["header"]
+    run_id = str(told.get("run_id")).encode(errors="replace")[:32].decode(errors="replace")
+    numbers = (_number(told.get(name)) for name in ("epoch", "after", "census"))
+    header = SegmentHeader(run_id, *numbers)
+    chain, pieces = Chain(header), [pack_segment_header(header)[:BLOCK_BYTES]]
+    for record in tree["records"]:
+        step, after, entries = (
+            record if isinstance(record, list) and len(record) == 3 else (0, 0, [])
+        )
+        body = _write_frames(entries if isinstance(entries, list) else [])
+        checksum = body_checksum(memoryview(body))
+        pieces += [chain.head(_number(step), _number(after), len(body), checksum), body]
+        pieces.append(bytes(-sum(map(len, pieces)) % BLOCK_BYTES))
+    return b"".join(pieces)
+
+
+def _number(value: Any) -> int:
+    return value & _U64 if isinstance(value, int) else 0
+
+
+def _read_safetensors(data: bytes) -> list[Any]:
+    (size,) = struct.unpack_from("<Q", data)
+    return [json.loads(data[8 : 8 + size]), data[8 + size :]]
+
+
+def _write_safetensors(tree: Any) -> bytes:
+    header, data = tree if isinstance(tree, list) and len(tree) == 2 else (tree, b"")
+    text = msgspec.json.encode(closed(header))
+    text += b" " * (-(len(text) + 8) % 64)
+    return struct.pack("<Q", len(text)) + text + (data if isinstance(data, bytes) else b"")
+
+
+_READ: dict[str, Any] = {
+    **dict.fromkeys(("run", "manifest", "base", "tag", "commit"), _read_json),
+    "session": lambda data: opened(msgspec.msgpack.decode(data)),
+    "tail": _read_frames,
+    "log": _read_log,
+    "weights": _read_safetensors,
+    "slots": _read_safetensors,
+}
+_WRITE: dict[str, Any] = {
+    "session": lambda tree: msgspec.msgpack.encode(closed(tree)),
+    "tail": lambda tree: _write_frames(tree if isinstance(tree, list) else []),
+    "log": _write_log,
+    "weights": _write_safetensors,
+    "slots": _write_safetensors,
+}
+
+
+class Store:
+    """A run's directory, or what a bucket in a directory holds."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        found = sorted(path for path in root.rglob("*") if path.is_file())
+        self.documents = [Document(path, kind) for path in found if (kind := _kind(path))]
+
+    def of(self, *kinds: str) -> list[Document]:
+        return [document for document in self.documents if document.kind in kinds]
+
+    def seal(self, document: Document) -> None:
+        """Write a document that was changed, and make right what others say of its bytes."""
+        data = document.bytes()
+        if not document.is_there:
+            return
+        document.path.write_bytes(data)
+        if document.kind in _PARTS:
+            for index in self._point_out_file(document, data):
+                self.seal(index)
+        elif document.kind == "base":
+            for other in self._point_out_index(document, data):
+                self.seal(other)
+
+    def _point_out_file(self, document: Document, data: bytes) -> Iterator[Document]:
+        folder = document.path.parent
+        epoch, step = int(folder.parent.parent.name), int(folder.name)
+        chunks = [
+            xxhash.xxh3_64_hexdigest(data[at : at + CHUNK_BYTES])
+            for at in range(0, len(data), CHUNK_BYTES)
+        ]
+        for index in self.of("base"):
+            for file in _dicts(index.tree, "part"):
+                if (file.get("epoch"), file.get("step"), file["part"]) == (
+                    epoch,
+                    step,
+                    document.kind,
+                ):
+                    file["bytes"], file["chunks"] = len(data), chunks
+                    yield index
+
+    def _point_out_index(self, index: Document, data: bytes) -> Iterator[Document]:
+        folder = index.path.parent
+        epoch, step = int(folder.parent.parent.name), int(folder.name)
+        digest = xxhash.xxh3_128_hexdigest(data)
+        for document in self.of("manifest", "commit", "tag"):
+            stale = [
+                entry
+                for entry in _entries(document.tree, epoch)
+                if entry.get("step") == step and entry.get("digest") != digest
+            ]
+            for entry in stale:
+                entry["digest"] = digest
+            if stale:
+                yield document
+
+
+def _entries(tree: Any, epoch: int) -> Iterator[dict[str, Any]]:
+    """What is said of the bases of an epoch: in a manifest, in each of a commit's, in a tag."""
+    for owner in _dicts(tree, "epoch"):
+        listed = owner.get("bases") or [owner.get("base")]
+        if owner["epoch"] == epoch and isinstance(listed, list):
+            yield from (entry for entry in listed if isinstance(entry, dict))
+
+
+def _dicts(tree: Any, key: str) -> Iterator[dict[str, Any]]:
+    """Every dict of a tree that has this key."""
+    if isinstance(tree, dict):
+        if key in tree:
+            yield tree
+        for inner in tree.values():
+            yield from _dicts(inner, key)
+    elif isinstance(tree, list):
+        for inner in tree:
+            yield from _dicts(inner, key)
+
+
+def _kind(path: Path) -> str:
+    if path.name in _KINDS:
+        return _KINDS[path.name]
+    if path.parent.name == "tags":
+        return "tag"
+    if path.parent.name == "commits":
+        return "commit"
+    if path.suffix == ".log" or path.parent.suffix == ".log":
+        return "log"
+    return path.stem if path.stem in _PARTS else ""

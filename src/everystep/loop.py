@@ -61,10 +61,18 @@ class Steps:
 
     def __del__(self) -> None:
         if self._current and self._run.turn is Turn.OPEN:
-            self._run.turn = Turn.FINISHED if _left_by_break(sys._getframe(1)) else Turn.BROKEN
+            self._run.turn = Turn.FINISHED if _left_by_break(_caller()) else Turn.BROKEN
 
 
-def _left_by_break(frame: FrameType) -> bool:
+def _caller() -> FrameType | None:
+    """Of who called us; None at the end of the interpreter, which drops what is left."""
+    try:
+        return sys._getframe(2)
+    except ValueError:
+        return None
+
+
+def _left_by_break(frame: FrameType | None) -> bool:
     """Whether the frame that dropped an iterator was popping it off its stack. Where an exception unwinds the
     stack, the last instruction is the one that raised, which popping never does."""
-    return dis.opname[frame.f_code.co_code[frame.f_lasti]] in _BREAKS
+    return frame is not None and dis.opname[frame.f_code.co_code[frame.f_lasti]] in _BREAKS

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -140,3 +142,20 @@ def test_a_seal_that_was_interrupted_is_not_a_finished_turn() -> None:
         for _ in run.steps(3):
             pass
     assert run.turn is Turn.BROKEN
+
+
+def test_what_the_interpreter_drops_at_its_end_is_broken_and_nothing_is_said() -> None:
+    script = (
+        "from everystep.loop import Steps, Turn\n"
+        "class Run:\n"
+        "    turn, step = Turn.SEALED, 0\n"
+        "    def next_turn(self): pass\n"
+        "    def __setattr__(self, name, value):\n"
+        "        object.__setattr__(self, name, value); print(name, str(value), flush=True)\n"
+        "steps = Steps(Run(), 3)\n"
+        "next(steps)\n"
+    )
+    words = [sys.executable, "-c", script]
+    told = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
+    assert told.stderr == ""
+    assert told.stdout.split() == ["turn", "open", "turn", "broken"]

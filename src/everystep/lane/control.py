@@ -200,7 +200,8 @@ class NoticeBoard:
         self.answer = b""  # replaced by the main thread, sent by the other one
         # never closed: its thread ends with the process
         self._context: zmq.Context[Any] = zmq.Context()
-        self._socket: zmq.Socket[bytes] = self._context.socket(zmq.REP)
+        # not REP: behind messages without an envelope it loses the answer to a right one
+        self._socket: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.MAXMSGSIZE, _REQUEST_BYTES_MAX)
         self._address = board_of(address)
         _bind_for_us(self._socket, self._address)
@@ -216,8 +217,8 @@ class NoticeBoard:
         while True:
             with contextlib.suppress(zmq.ZMQError):  # interrupted, or the folder is being made anew
                 if self._socket.poll(_milliseconds(_LOOK_SECONDS)):
-                    self._socket.recv_multipart()
-                    self._socket.send(self.answer)
+                    peer = self._socket.recv_multipart()[0]
+                    self._socket.send_multipart([peer, b"", self.answer], zmq.NOBLOCK)
                 elif not socket_path(self._address).exists():
                     _bind_again(self._socket, self._address)
 

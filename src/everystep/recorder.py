@@ -29,6 +29,7 @@ from everystep.core.cadence import Rest, retry_seconds
 from everystep.core.census import Script
 from everystep.core.pace import replay_threads
 from everystep.errors import CaptureTooLarge, EverystepError, LaneTimeout, RunBusy, ShadowLost
+from everystep.forks import disarm_in_forks
 from everystep.format.base import Point
 from everystep.health import Health
 from everystep.lane.control import (
@@ -45,6 +46,7 @@ from everystep.options import Options
 from everystep.recover.find import Found
 from everystep.standing import Standing
 from everystep.starter import Started, Starter
+from everystep.waiting import DurableWait
 
 log = logging.getLogger("everystep")
 
@@ -85,6 +87,9 @@ class Recorder:
         self._retry_at = 0.0
         self._starter = Starter(self._connection_beside)
         self._past: dict[str, Any] = dict.fromkeys(_FIGURES, 0)
+        self._disarmed = False  # in a process that was forked
+        self._told_forked = False
+        disarm_in_forks(self)
 
     # ------------------------------------------------------------------ connecting
 
@@ -234,6 +239,8 @@ class Recorder:
 
         @functools.wraps(work)
         def guarded(*args: Any, **kwargs: Any) -> Any:
+            if self._disarmed:
+                return self._tell_forked()
             began = time.perf_counter()
             try:
                 with self._or_outgrow():
@@ -247,6 +254,22 @@ class Recorder:
             return None
 
         return guarded
+
+    def disarm(self) -> None:
+        """In a process that was forked from the trainer: ring, shadow and run are the parent's."""
+        self._disarmed, self._retry_at = True, math.inf
+        self.tap = self.connection = None
+        self.problem = "this process was forked from the trainer, which alone records"
+
+    def _tell_forked(self) -> None:
+        if not self._told_forked:
+            self._told_forked = True
+            log.warning(
+                "everystep: run %s: process %d was forked from its trainer: what it does to model and "
+                "optimizer is not recorded",
+                self.path,
+                os.getpid(),
+            )
 
     @contextlib.contextmanager
     def _or_outgrow(self) -> Iterator[None]:
@@ -384,10 +407,16 @@ class Recorder:
 
     # ------------------------------------------------------------------ asking and ending
 
-    def ask(self, request: Request, timeout_seconds: float) -> Answer:
+    def ask(
+        self,
+        request: Request,
+        timeout_seconds: float,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> Answer:
         if self.connection is None:
             raise ShadowLost(f"run {self.path}: no shadow at the moment ({self.problem})")
-        return self.connection.shadow.ask(request, timeout_seconds=timeout_seconds)
+        shadow = self.connection.shadow
+        return shadow.ask(request, timeout_seconds=timeout_seconds, meanwhile=meanwhile)
 
     def finish(self) -> bool:
         """Make everything durable and let the shadow go; True: it is done."""
@@ -423,7 +452,9 @@ class Recorder:
         deadline = time.monotonic() + timeout_seconds
         while True:
             self.bring_shadow_up_to_date(operation)
-            answer = self.ask(request, max(1.0, deadline - time.monotonic()))
+            answer = self.ask(
+                request, max(1.0, deadline - time.monotonic()), self._durable_wait(operation)
+            )
             if not answer.repair:
                 return answer
             if time.monotonic() > deadline:
@@ -433,6 +464,11 @@ class Recorder:
                     hint="everystep status names the atoms that keep differing",
                 )
             self._seal_again(operation)
+
+    def _durable_wait(self, operation: str) -> Callable[[], None]:
+        if self.connection is None:
+            return lambda: None  # whoever asks is told
+        return DurableWait(self.path, operation, self.step, self.connection.shadow).look
 
     def bring_shadow_up_to_date(self, operation: str) -> None:
         """Return when everything sealed so far is in the ring: what is left of a base goes now."""

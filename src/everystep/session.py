@@ -7,6 +7,7 @@ import logging
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -24,6 +25,7 @@ from everystep.core.resume import nothing_found
 from everystep.core.status import build_status, summary
 from everystep.device.pages import refusals as page_lock_refusals
 from everystep.errors import EverystepError, Fenced, NothingToRecover, UsageError
+from everystep.forks import disarm_in_forks
 from everystep.lane.control import AskFlush, AskLeave, AskStatus
 from everystep.lane.lock import TrainerLock
 from everystep.lane.runtime import runtime_dir
@@ -52,6 +54,15 @@ _CLAIMED_MEANWHILE_MAX = 2
 _T = TypeVar("_T")
 
 
+class End(StrEnum):
+    """What has become of a Run."""
+
+    NONE = "none"
+    CLOSED = "closed"
+    BY_LATER = "ended by a later attach of this process"
+    FORKED = "left to the process that this one was forked from"
+
+
 class Run:
     """One attach of a run. Belongs to the thread that trains."""
 
@@ -73,14 +84,14 @@ class Run:
         self.turn = Turn.SEALED
         self._overridden = False
         self._rewound = False  # the turn of the loop in which rewind was called is void
-        self._closed = False
-        self._ended_by_later = False
+        self._ended = End.NONE
         self._resumed_from = ""
         self._attach_seconds: dict[str, float] = {}
         self._rng_to_restore: bytes | None = None
         self._must_resume = False  # steps were resumed, and no loop has called resume() yet
         self._user_state = UserState(state)
         if options.enabled:
+            disarm_in_forks(self)
             refuse_many_ranks()
             TrainerLock.end_earlier(runtime_dir(str(path)))
             folder, self._lock = hold_run(path)
@@ -417,7 +428,8 @@ class Run:
     def __repr__(self) -> str:
         tiers = "disabled"
         if self._recorder is not None:
-            tiers = "closed" if self._closed else self._describe_tiers(self._recorder)
+            ended = self._ended is not End.NONE
+            tiers = self._ended.value if ended else self._describe_tiers(self._recorder)
         return f"<everystep.Run {self.path} at step {self.step}: {tiers}>"
 
     @staticmethod
@@ -441,8 +453,10 @@ class Run:
 
     def _end(self, *, failed: bool) -> None:
         recorder = self._recorder
-        if self._closed or recorder is None:
-            self._closed = True
+        if self._ended is End.FORKED:
+            return
+        if self._ended is not End.NONE or recorder is None:
+            self._ended = End.CLOSED
             if self._lock is not None:
                 self._lock.close()
             return
@@ -465,7 +479,7 @@ class Run:
                     problem = recorder.problem or "the last steps were not written"
                     warnings.warn(f"everystep: {self.path}: {problem}", stacklevel=3)
         finally:
-            self._closed = True
+            self._ended = End.CLOSED
             recorder.abandon()
             if self._lock is not None:
                 self._lock.close()
@@ -474,18 +488,28 @@ class Run:
         """This process attaches the run once more; whether this one's open step is whole cannot be told."""
         step = self.step
         self._end(failed=True)
-        self._ended_by_later = True
+        self._ended = End.BY_LATER
         warnings.warn(
             f"everystep: {self.path}: this process attaches the run again, so its earlier Run was closed "
             f"at step {step}; a step that was not sealed is dropped",
             stacklevel=5,
         )
 
+    def disarm(self) -> None:
+        """In a process that was forked: the run is the parent's."""
+        if self._ended is End.NONE:
+            self._ended = End.FORKED
+
     def _check_open(self) -> None:
-        if self._ended_by_later:
+        if self._ended is End.BY_LATER:
             raise UsageError(
                 f"run {self.path}: it was closed by a later attach in this process",
                 hint="go on with the Run that attach returned last",
             )
-        if self._closed:
+        if self._ended is End.FORKED:
+            raise UsageError(
+                f"run {self.path}: this process was forked from the trainer, which alone may go on with it",
+                hint="train in the process that attached, or leave the loop where you fork",
+            )
+        if self._ended is End.CLOSED:
             raise UsageError(f"run {self.path}: it is closed", hint="attach again")

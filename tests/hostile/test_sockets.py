@@ -1,5 +1,5 @@
-"""Messages that nobody of ours sends, ten thousand on each socket of a living shadow: it serves its trainer all
-the same, grows no memory, and leaves when it is asked to."""
+"""Messages that nobody of ours sends, ten thousand on each socket of a living shadow: it serves its trainer
+all the same, grows no memory, and leaves when it is asked to."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _cut(chance: random.Random, request: msgspec.Struct) -> bytes:
 
 
 def flood(address: str, chance: random.Random) -> None:
-    """Through several connections, each of which ends with a question that is answered: all before it came."""
+    """Through several connections, each of which ends with a question that gets its answer."""
     with zmq.Context() as context:
         for _ in range(CONNECTIONS):
             with context.socket(zmq.DEALER) as sender:

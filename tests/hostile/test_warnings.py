@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,10 @@ import torch
 from torch import nn
 
 import everystep
+from everystep import recorder, waiting
 from everystep.capture.tap import Tap
+from everystep.core import patience
+from everystep.errors import LaneTimeout
 from everystep.recorder import Recorder
 
 _DEADLINE_SECONDS = 60.0
@@ -144,3 +148,30 @@ def test_a_close_that_does_not_finish_is_told(
     monkeypatch.setattr(Recorder, "finish", lambda self: None)
     with pytest.warns(UserWarning, match="the last steps were not written"):
         training.run.close()
+
+
+@pytest.mark.parametrize("operation", ["flush", "close"])
+def test_a_shadow_that_does_not_write_is_not_waited_for_without_end(
+    operation: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Nor in silence: what is waited for is said, and in the end what it stands at."""
+    monkeypatch.setattr(patience, "TELL_SECONDS", 1.0)
+    monkeypatch.setattr(waiting, "DurableWait", partial(waiting.DurableWait, still=4.0))
+    monkeypatch.setattr(recorder, "DurableWait", waiting.DurableWait)
+    training = Training(tmp_path / "run", on_failure="raise")
+    training.run.flush(60)
+    training.step()
+    pid = training.run.status()["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(LaneTimeout, match=rf"{operation} .*: step 1 is not written") as caught:
+            getattr(training.run, operation)()
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert f"kill -CONT {pid}" in (caught.value.hint or "")
+    told = capsys.readouterr().err
+    assert f"{operation} {tmp_path / 'run'}: waiting until step 1 is written" in told
+    training.run.close()

@@ -229,8 +229,10 @@ def ask(
     *,
     timeout_seconds: float,
     alive: Callable[[], bool] = lambda: True,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> Answer:
-    """One bounded question to a shadow, given up early once `alive` says that it is gone.
+    """One bounded question to a shadow, given up early once `alive` says that it is gone, or `meanwhile`,
+    which is called about every second, raises.
 
     It is asked once, however long the answer takes: a shadow that leaves after its answer would answer
     the first of two equal questions, which nobody waits for any more.
@@ -253,6 +255,7 @@ def ask(
                 )
             if time.monotonic() >= deadline:
                 raise LaneTimeout(f"{what}: no answer in {timeout_seconds:g} s")
+            meanwhile()
         return _understood(socket.recv_multipart()[-1], what)
     finally:
         socket.close()

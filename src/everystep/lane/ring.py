@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from everystep.core.events import Event
 from everystep.core.geometry import RING_HEADER_BYTES, SLOT_HEADER_BYTES, Geometry
+from everystep.errors import LaneError
 from everystep.format import slot as fmt
 from everystep.lane.arena import SharedMemory
 
@@ -58,6 +59,7 @@ class RingWriter(_Ring):
     def __init__(self, memory: SharedMemory, geometry: Geometry, nonce: int) -> None:
         super().__init__(memory, geometry)
         self.nonce = nonce
+        self._next = self.taken
         self._set(fmt.RING_NONCE_AT, nonce)
 
     @property
@@ -78,10 +80,15 @@ class RingWriter(_Ring):
 
     def take(self) -> int | None:
         """The next ticket, or None if every slot is in use."""
+        ticket = self.taken
+        if ticket != self._next:  # the shadow would wait for a slot that nobody fills
+            raise LaneError(
+                f"ring: slot {ticket} is the next, expected {self._next}: another process writes into it"
+            )
         if self.free <= 0:
             return None
-        ticket = self.taken
-        self._set(fmt.RING_TAKEN_AT, ticket + 1)
+        self._next = ticket + 1
+        self._set(fmt.RING_TAKEN_AT, self._next)
         return ticket
 
     def say_dropped(self, step: int) -> None:

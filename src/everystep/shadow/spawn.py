@@ -6,6 +6,7 @@ import contextlib
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +41,21 @@ class ShadowHandle:
     def wait_gone(self, seconds: float) -> bool:
         return self.watch.wait_gone(seconds)
 
-    def ask(self, request: Request, *, timeout_seconds: float) -> Answer:
+    def ask(
+        self,
+        request: Request,
+        *,
+        timeout_seconds: float,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> Answer:
         """Ask, noticing within a second if it dies meanwhile."""
-        return ask(self.control, request, timeout_seconds=timeout_seconds, alive=lambda: self.alive)
+        return ask(
+            self.control,
+            request,
+            timeout_seconds=timeout_seconds,
+            alive=lambda: self.alive,
+            meanwhile=meanwhile,
+        )
 
     def close(self) -> None:
         self.watch.close()

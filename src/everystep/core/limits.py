@@ -99,3 +99,9 @@ def log_has_room(quota: int, *, used: int, size: int, next_base: int, may_go: in
     """Whether so many bytes of log fit below a quota, and the next base still fits behind them, at the latest
     once older bases have gone."""
     return not quota or (used + size <= quota and used + size + next_base <= quota + may_go)
+
+
+def log_leaves_room(free: int, *, size: int, next_base: int) -> bool:
+    """Whether a disk that takes so many bytes of log still takes the next base: behind that one the log before
+    it goes. A disk that the log has filled would take none, for ever."""
+    return free - size >= next_base

@@ -19,6 +19,7 @@ from everystep.store.bases import Snapshot, SnapshotTensor
 
 log = logging.getLogger(__name__)
 
+_DOCUMENTS_BYTES = 64 << 10  # of a base, beside its tensors
 _TELL_SECONDS = 300.0  # from one warning of a limit to the next
 
 
@@ -42,6 +43,12 @@ class Keeper:
         durable = self._persister.state.durable
         sound = self._intake.whole and not self._intake.drifted
         return sound and (durable is None or self._intake.step > durable.step)
+
+    @property
+    def base_bytes(self) -> int:
+        """What a base would take on the disk now, rather too much: checksums, and whole blocks."""
+        data = self._changed_bytes() + self._intake.tail_bytes + len(self._intake.session.state)
+        return data + data // 16 + _DOCUMENTS_BYTES
 
     @property
     def has_begun(self) -> bool:

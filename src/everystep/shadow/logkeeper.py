@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from everystep.core.cadence import retry_seconds
@@ -140,9 +140,11 @@ class LogKeeper:
         reached: int,
         fits: bool,
         now: bool,
+        base_bytes: Callable[[], int] = lambda: 0,
     ) -> None:
         """Begin to write a batch if one is full, old, or wanted now. `reached`: what the store brought back
-        when our epoch was claimed. `fits`: its newest base is of the model that these records speak of."""
+        when our epoch was claimed. `fits`: its newest base is of the model that these records speak of.
+        `base_bytes`: what the next base will take."""
         if epoch and self._begins_after is not None:
             first, self._begins_after = self._begins_after, None
             if first > reached:  # the shadow before had not written its last records yet
@@ -152,19 +154,29 @@ class LogKeeper:
             self._lose(durable.step if durable else 0, last, 0)
         if durable != self._based_at:  # what lies before a base can be dropped as a whole
             self._based_at, self._roll = durable, True
-            with self._lock:
-                if durable is not None and self._gap_until is not None:
-                    self._gap_until = self._gap_until if durable.step < self._gap_until else None
+            if durable is not None and self._gap_until is not None:
+                self._heal(durable.step)
         if self.busy or not self._waiting or not epoch or time.monotonic() < self._retry_at:
             return
         old = time.monotonic() - self._since > self._patience
         if len(self._waiting) >= self.batch or old or now:
             batch, self._waiting, self._bytes = self._waiting, [], 0
+            self._meter.expect_base(base_bytes())
             self.spans.begin()
             self._thread = threading.Thread(
                 target=self._guarded, args=(run_id, epoch, batch), daemon=True
             )
             self._thread.start()
+
+    def _heal(self, base: int) -> None:
+        """A base lies behind the gap, or in it: records before it continue nothing, and may be too many for
+        the room there is."""
+        with self._lock:
+            assert self._gap_until is not None
+            self._gap_until = self._gap_until if base < self._gap_until else None
+        self._waiting = [record for record in self._waiting if record.step > base]
+        self._bytes = sum(len(record.body) for record in self._waiting)
+        self._failures, self._retry_at = 0, 0.0
 
     def _guarded(self, run_id: str, epoch: int, batch: list[LoggedRecord]) -> None:
         """The boundary: a store that fails is said and tried again, behind a gap."""
@@ -188,7 +200,7 @@ class LogKeeper:
         if self._roll:
             self._roll = False
             self._writer.close()
-        self._meter.check_log(sum(len(record.body) for record in batch))
+        self._meter.check_log(self._run, sum(len(record.body) for record in batch))
         began = time.monotonic()
         self.bytes_written += self._writer.append(batch)
         self.write_seconds += time.monotonic() - began

@@ -288,6 +288,7 @@ class Shadow:
                 reached=state.reached,
                 fits=self.persister.base_fits(self.opening.census),
                 now=leaving,
+                base_bytes=lambda: self.keeper.base_bytes,
             )
         if self._alone:
             self.shipper.look_after(self.persister.state.epoch, self.log)

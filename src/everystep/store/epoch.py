@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from pathlib import Path
@@ -31,6 +32,7 @@ from everystep.store.runs import (
     check_fence,
     claim_epoch,
     read_lineage,
+    read_manifest,
     write_manifest,
 )
 
@@ -59,10 +61,12 @@ class EpochWriter:
         self._measure()
 
     def commit(self, snapshot: Snapshot) -> BaseEntry:
-        """Write a base and make it count; on any failure nothing has changed."""
+        """Write a base and make it count; on any failure it does not count, or it is there, whole, and is
+        made durable by the next call."""
         check_fence(self._run, self.manifest.epoch)
         for entry in self.manifest.bases:
             if entry.step == snapshot.step:
+                self._write(self.manifest)  # the sync of it may have failed: what is lost then stays lost
                 return entry
         remove_base(
             self._run, self.manifest.epoch, snapshot.step
@@ -79,12 +83,16 @@ class EpochWriter:
                 self._meter,
             )
             check_fence(self._run, self.manifest.epoch)
-            manifest = msgspec.structs.replace(self.manifest, bases=(*self.manifest.bases, entry))
-            self._write(manifest)
+            try:
+                bases = (*self.manifest.bases, entry)
+                self._write(msgspec.structs.replace(self.manifest, bases=bases))
+            finally:
+                if entry in self.manifest.bases:
+                    self.previous = index
         except OSError:
-            remove_base(self._run, self.manifest.epoch, snapshot.step)
+            if all(entry.step != snapshot.step for entry in self.manifest.bases):
+                remove_base(self._run, self.manifest.epoch, snapshot.step)
             raise
-        self.previous = index
         return entry
 
     def close(self) -> None:
@@ -175,7 +183,12 @@ class EpochWriter:
     def _write(self, manifest: Manifest) -> None:
         lived = time.monotonic() - self._opened
         manifest = msgspec.structs.replace(manifest, lived=lived, written=self._meter.total)
-        write_manifest(self._run, manifest)
+        try:
+            write_manifest(self._run, manifest)
+        except OSError:  # perhaps after it took its place: what is there counts, synced or not
+            with contextlib.suppress(OSError, StoreError):
+                self.manifest = read_manifest(self._run, manifest.epoch) or self.manifest
+            raise
         self.manifest = manifest
 
 

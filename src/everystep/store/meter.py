@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from everystep.core.limits import Clock, Day, Limits, Rate, log_has_room
+from everystep.core.limits import Clock, Day, Limits, Rate, log_has_room, log_leaves_room
 from everystep.core.sizes import size as words
 from everystep.errors import NotEnoughDisk
 
@@ -57,7 +58,7 @@ class Meter:
         self._throttle = Throttle(limits.disk_bytes_per_second, clock, sleep)
         self._day = Day(clock)
         self._used = 0  # by the run's directory, as far as that was measured
-        self._next_base, self._may_go = 0, 0
+        self._next_base, self._expected_base, self._may_go = 0, 0, 0
         self._lock = threading.Lock()
         self.total = 0
         self.hurry = False  # the host goes down: last words wait for nothing
@@ -86,19 +87,31 @@ class Meter:
 
     # ------------------------------------------------------------------ the quota
 
+    def expect_base(self, size: int) -> None:
+        """The next base will take about so many bytes, going by what is to be written."""
+        with self._lock:
+            self._expected_base = size
+
     def measure(self, run: Path, *, next_base: int = 0, may_go: int = 0) -> int:
-        """Look how large the directory is. `next_base` is what the next base will take, `may_go` what would
-        be free without the bases before the newest."""
+        """Look how large the directory is. `next_base` is what the next base will take, going by the last
+        one, `may_go` what would be free without the bases before the newest."""
         used = directory_bytes(run)
         with self._lock:
             self._used, self._next_base, self._may_go = used, next_base, may_go
         return used
 
-    def check_log(self, size: int) -> None:
+    def check_log(self, run: Path, size: int) -> None:
         """Raise if so many bytes of log have to stay out."""
-        quota = self.limits.store_quota
+        quota, free = self.limits.store_quota, shutil.disk_usage(run).free
         with self._lock:
-            used, next_base, may_go = self._used, self._next_base, self._may_go
+            used, may_go = self._used, self._may_go
+            next_base = max(self._next_base, self._expected_base)
+        if not log_leaves_room(free, size=size, next_base=next_base):
+            raise NotEnoughDisk(
+                f"write {words(size)} of log: {words(free)} of the disk are free, and the next base takes "
+                f"{words(next_base)}",
+                hint="the log goes on behind the next base; make room, or lower keep_last",
+            )
         if not log_has_room(quota, used=used, size=size, next_base=next_base, may_go=may_go):
             raise NotEnoughDisk(
                 f"write {words(size)} of log: {words(used)} of store_quota {words(quota)} are used, "

@@ -26,6 +26,8 @@ from everystep.store.files import (
     make_folder,
     names_in,
     read_file,
+    remove_file,
+    remove_folder,
     sync_folder,
 )
 from everystep.store.once import put_once
@@ -145,11 +147,24 @@ def claim_epoch(
         opened=time.time(),
         attach=known.attaches[0] if known and known.attaches else "",
     )
-    write_manifest(run, manifest)
-    sync_folder(layout.epochs_dir(run))
-    if known is not None:
-        check_fence(run, number)  # nothing was written yet: who attaches looks again
+    try:
+        write_manifest(run, manifest)
+        sync_folder(layout.epochs_dir(run))
+        if known is not None:
+            check_fence(run, number)  # nothing was written yet: who attaches looks again
+    except (OSError, StoreError):
+        _give_back(run, number)
+        raise
     return manifest
+
+
+def _give_back(run: Path, number: int) -> None:
+    """An epoch that could not be opened, or was opened too late: nothing was written in it."""
+    with contextlib.suppress(OSError, StoreError):
+        for name in names_in(layout.epoch_dir(run, number)):
+            if name == layout.MANIFEST or name.startswith(TEMPORARY_PREFIX):
+                remove_file(layout.epoch_dir(run, number) / name)
+        remove_folder(layout.epoch_dir(run, number))
 
 
 def _make_epoch(run: Path, known: Known | None) -> int:

@@ -20,7 +20,7 @@ NAMES += ("mkdir", "rmdir", "unlink", "remove", "rename", "replace", "link")
 
 @dataclass(frozen=True)
 class Operation:
-    """One change or sync. `node` is the file or folder; entries of folders have a name and what it leads to."""
+    """One change or sync. `node` is the file or folder; entries of folders have a name and a target."""
 
     kind: str  # write | truncate | sync | unsynced | enter | leave | move
     node: int
@@ -31,7 +31,9 @@ class Operation:
     target: int = 0
 
 
-Before = Callable[[str, Any], int | None]  # told the function and what it is about; may raise, wait, or cut a write
+Before = Callable[
+    [str, Any], int | None
+]  # told the function and what it is about; may raise, wait, or cut a write
 
 
 @dataclass
@@ -125,7 +127,9 @@ class Disk:
             if node is not None:
                 self.before(name, fd)
         except OSError:
-            if name != "ftruncate":  # what was not synced then, no later sync will bring to the disk
+            if (
+                name != "ftruncate"
+            ):  # what was not synced then, no later sync will bring to the disk
                 self.trace.append(Operation("unsynced", node))
             raise
         with self._lock:

@@ -1,5 +1,5 @@
-"""A disk that refuses: full, broken, slow, or taking less than it is given, at the n-th call of any kind, once,
-for a while, or until somebody makes room. Drawn from a seed."""
+"""A disk that refuses: full, broken, slow, or taking less than it is given, at the n-th call of any kind,
+once, for a while, or until somebody makes room. Drawn from a seed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,18 @@ import time
 from typing import Any
 
 _ERRORS = (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.ENOMEM)
-_CALLS = ("open", "write", "ftruncate", "fsync", "fdatasync", "mkdir", "replace", "link", "unlink", "rmdir")
+_CALLS = (
+    "open",
+    "write",
+    "ftruncate",
+    "fsync",
+    "fdatasync",
+    "mkdir",
+    "replace",
+    "link",
+    "unlink",
+    "rmdir",
+)
 _SLOW_SECONDS = 0.005
 
 

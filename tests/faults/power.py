@@ -37,8 +37,8 @@ def survivors(trace: Sequence[Operation], instant: int, chance: random.Random) -
 
 
 def _synced(done: Sequence[Operation]) -> set[int]:
-    """Places of operations that a sync has brought to the disk. One that failed has given a file's data up: the
-    next one that succeeds says nothing of it. Names wait for the next one."""
+    """Places of operations that a sync has brought to the disk. One that failed has given a file's data up:
+    the next one that succeeds says nothing of it. Names wait for the next one."""
     waiting: dict[int, list[int]] = defaultdict(list)
     safe: set[int] = set()
     for place, operation in enumerate(done):

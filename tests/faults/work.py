@@ -1,5 +1,6 @@
-"""What a shadow and a person do to a run's directory, drawn from a seed: bases, log, tags, retention, rewinds,
-prunes, new writers. Each step's bytes follow from its number and its branch, so that a reader knows them."""
+"""What a shadow and a person do to a run's directory, drawn from a seed: bases, log, tags, retention,
+rewinds, prunes, a bucket, new writers. Each step's bytes follow from its number and its branch.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +38,9 @@ from everystep.store.verify import verify_run
 
 SIZES = (9000, 64, 1000)
 _ATOMS = tuple(Atom(f"layer.{i}", "uint8", (size,)) for i, size in enumerate(SIZES))
-CENSUS = Census(_ATOMS, (OptimizerSpec("", "torch.optim.sgd:SGD", Mode.REPLAY, ((0, 1, 2),)),), "exact")
+CENSUS = Census(
+    _ATOMS, (OptimizerSpec("", "torch.optim.sgd:SGD", Mode.REPLAY, ((0, 1, 2),)),), "exact"
+)
 _EDITED = 2  # the atom that every logged step changes
 
 
@@ -61,7 +64,9 @@ class Work:
     branch: int = 0  # a number for each line of history: what was rewound over is another's
     # of every step of the present line: the branch that it was made in
     made_in: dict[int, int] = field(default_factory=dict)
-    claims: list[tuple[int, Claim]] = field(default_factory=list)  # and from which instant they hold
+    claims: list[tuple[int, Claim]] = field(
+        default_factory=list
+    )  # and from which instant they hold
     history: dict[tuple[int, int], dict[int, int]] = field(default_factory=dict)
     done: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
@@ -144,7 +149,9 @@ class Work:
     def _append(self) -> None:
         if self._log is None or self._logged != self.step or self._based < 0:
             return self._base()
-        records = [record(self._next(), self.made_in) for _ in range(self.chance.choice([1, 1, 2, 3]))]
+        records = [
+            record(self._next(), self.made_in) for _ in range(self.chance.choice([1, 1, 2, 3]))
+        ]
         self._log.append(records)
         self._logged = self.step
         self._claim(step=self.step)
@@ -160,7 +167,9 @@ class Work:
 
     def _untag(self) -> None:
         for name in list(read_tags(self.run))[:1]:
-            self._retag({n: s for n, s in self._tags.items() if n != name})  # it may go from here on
+            self._retag(
+                {n: s for n, s in self._tags.items() if n != name}
+            )  # it may go from here on
             remove_tag(self.run, name)
 
     @property
@@ -175,7 +184,9 @@ class Work:
         if kept:
             step = self.chance.choice(kept)
             self._writer = self._log = None
-            self._claim(step=min(step, self.claims[-1][1].step))  # it may have happened from here on
+            self._claim(
+                step=min(step, self.claims[-1][1].step)
+            )  # it may have happened from here on
             rewind_to(self.run, step, lambda lost: None)
             self._claim(step=step)
 

@@ -171,7 +171,9 @@ def test_log_on_a_disk_that_others_fill(disk: Path) -> None:
         seen[training.run.step] = bits(training.net)
         return degraded(status)
 
-    training.until(lambda s: (s["durable_step"] or 0) > (s["based_step"] or 0), "a log behind a base")
+    training.until(
+        lambda s: (s["durable_step"] or 0) > (s["based_step"] or 0), "a log behind a base"
+    )
     ballast = disk / "ballast"
     with ballast.open("wb") as file, pytest.raises(OSError, match="No space"):
         file.write(bytes(2 << 20))

@@ -15,6 +15,7 @@ from everystep.core.retention import Rules
 from everystep.format.base import CHUNK_BYTES, SessionValues
 from everystep.format.entry import frame_entry
 from everystep.format.slot import pack_events
+from everystep.format.values import encode
 from everystep.recover.find import Found, find_newest
 from everystep.store.bases import Snapshot, SnapshotTensor, read_index
 from everystep.store.epoch import EpochWriter
@@ -45,7 +46,8 @@ def snapshot(step: int, size: int) -> Snapshot:
             length = 40 if slot else described.atoms[atom].bytes
             data = memoryview(content(atom, slot, version, length))
             tensors.append(SnapshotTensor(atom, slot, "uint8", (len(data),), version, data))
-    session = SessionValues(step, b"rng %d" % step, b"state", (b"groups",), ((0, 0, b"v"),))
+    state, groups, slots = (encode(v, "") for v in ({"step": step}, [{"lr": 0.1}], {"count": 3}))
+    session = SessionValues(step, b"rng %d" % step, state, (groups,), ((0, 0, slots),))
     return Snapshot(step, described, tensors, session, tail_of(step), 1 if step == 3 else 0)
 
 

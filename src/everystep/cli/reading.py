@@ -197,7 +197,11 @@ def _verdict(report: Report, seconds: float) -> Iterator[Any]:
         yield output.text(("the log:", "yellow"), f" {note}")
     newest = max(report.valid, default=None)
     logged = "" if report.log_step is None else f", by the log {report.log_step}"
-    verdict = ("damaged", "red") if report.problems else ("all is well", "green")
+    verdict = ("all is well", "green")
+    if report.problems:
+        verdict = ("damaged", "red")
+    elif report.notes:
+        verdict = ("every base is whole, the log is not", "yellow")
     yield output.text(
         verdict,
         f": {report.files} files, {output.size(report.bytes)} in {seconds:.2f} s; "

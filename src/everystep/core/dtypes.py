@@ -33,6 +33,56 @@ ELEMENT_TYPES: dict[str, ElementType] = {
     "complex64": ElementType(8, "C64"),
 }
 
+# every name of torch's types, its aliases included: a state may hold the type itself
+NAMED_TYPES = frozenset(
+    {
+        *ELEMENT_TYPES,
+        *(
+            "short",
+            "int",
+            "long",
+            "half",
+            "float",
+            "double",
+            "chalf",
+            "cfloat",
+            "cdouble",
+            "complex32",
+            "complex128",
+        ),
+        *("float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2"),
+        *(
+            "bit",
+            "bits8",
+            "bits16",
+            "bits1x8",
+            "bits2x4",
+            "bits4x2",
+            "qint8",
+            "qint32",
+            "quint8",
+            "quint2x4",
+            "quint4x2",
+        ),
+        *(
+            "int1",
+            "int2",
+            "int3",
+            "int4",
+            "int5",
+            "int6",
+            "int7",
+            "uint1",
+            "uint2",
+            "uint3",
+            "uint4",
+            "uint5",
+            "uint6",
+            "uint7",
+        ),
+    }
+)
+
 
 def tensor_bytes(dtype: str, shape: Sequence[int]) -> int:
     return ELEMENT_TYPES[dtype].bytes * math.prod(shape)

@@ -102,6 +102,6 @@ def log_has_room(quota: int, *, used: int, size: int, next_base: int, may_go: in
 
 
 def log_leaves_room(free: int, *, size: int, next_base: int) -> bool:
-    """Whether a disk that takes so many bytes of log still takes the next base: behind that one the log before
-    it goes. A disk that the log has filled would take none, for ever."""
+    """Whether a disk that takes so many bytes of log still takes the next base: behind that one the log
+    before it goes. A disk that the log has filled would take none, for ever."""
     return free - size >= next_base

@@ -10,16 +10,17 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
-from everystep.core.dtypes import ELEMENT_TYPES, tensor_bytes
+from everystep.core.dtypes import ELEMENT_TYPES, NAMED_TYPES, tensor_bytes
 from everystep.errors import CorruptData, UnsupportedState
+from everystep.format import foreign
 from everystep.format.unstorable import Unstorable
 from everystep.format.values import Unpack
 
 _BY_NAME: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ELEMENT_TYPES}
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _BY_DTYPE = {dtype: name for name, dtype in _BY_NAME.items()}
-# a state may name types that no tensor of a run may have
-_ALL_DTYPES = {n: d for n, d in vars(torch).items() if isinstance(d, torch.dtype)}
+# a state may name types that no tensor of a run may have, as long as this torch has them
+_ALL_DTYPES = {n: d for n in NAMED_TYPES if isinstance(d := getattr(torch, n, None), torch.dtype)}
 
 
 def why_not_stored(tensor: torch.Tensor) -> tuple[str, str] | None:
@@ -121,7 +122,10 @@ def pack(value: Any) -> tuple[str, Any] | None:
     if isinstance(value, torch.Size):
         return "size", list(value)
     if isinstance(value, torch.dtype):
-        return "dtype", str(value).removeprefix("torch.")
+        name = str(value).removeprefix("torch.")
+        if name not in NAMED_TYPES:
+            raise Unstorable(f"{value} cannot be stored", "store its name: str(dtype)")
+        return "dtype", name
     if isinstance(value, torch.device):
         return "device", str(value)
     return None
@@ -148,6 +152,7 @@ def unpack_on(device: torch.device) -> Unpack:
 
 def unpack(tag: str, payload: Any) -> Any:
     """Adapter for `values.decode`; tensors come back on the CPU, their users move them."""
+    foreign.check(tag, payload)
     if tag == "tensor":
         name, shape, data, _ = payload
         return view_tensor(memoryview(bytearray(data)), name, tuple(shape))
@@ -157,4 +162,4 @@ def unpack(tag: str, payload: Any) -> Any:
         return _ALL_DTYPES[payload]
     if tag == "device":
         return torch.device(payload)
-    raise KeyError(f"unknown tag {tag!r}")
+    raise AssertionError(f"tag {tag!r} was checked")

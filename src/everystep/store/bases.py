@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +15,7 @@ import xxhash
 from everystep.core.census import Census
 from everystep.core.dtypes import ELEMENT_TYPES
 from everystep.errors import CorruptData
+from everystep.format import foreign, values
 from everystep.format.base import (
     CHUNK_BYTES,
     BaseEntry,
@@ -29,6 +30,7 @@ from everystep.format.base import (
 from everystep.format.checks import check_index, check_session
 from everystep.format.document import pack_document, unpack_document
 from everystep.format.entry import checked_entries
+from everystep.format.optimizer import decode_values
 from everystep.store import layout
 from everystep.store.commit import Turn, at_once, crash_point, write_blocks
 from everystep.store.files import make_folder, read_file, sync_folder
@@ -232,6 +234,18 @@ def unpack_session(data: bytes | memoryview, index: BaseIndex) -> SessionValues:
     return session
 
 
+def check_small_files(index: BaseIndex, read: Callable[[StoredFile], bytes | memoryview]) -> None:
+    """What a base says beside its tensors, as far as it can be looked at without a model."""
+    session = unpack_session(read(index.files[index.session]), index)
+    encoded = (session.state, *(value for _, _, value in session.values))
+    for state in filter(None, encoded):
+        values.decode(state, foreign.checked_raw)
+    for group in filter(None, session.groups):
+        decode_values(group, foreign.checked_raw)
+    if index.tail is not None:
+        check_tail(memoryview(read(index.files[index.tail])), index)
+
+
 def check_tail(tail: memoryview, index: BaseIndex) -> None:
     for _ in checked_entries(tail, index.census, f"base {index.step}: log tail"):
         pass
@@ -261,6 +275,13 @@ def check_file(run: Path, file: StoredFile) -> None:
     if len(file.chunks) != -(-file.bytes // CHUNK_BYTES):
         raise CorruptData(f"read {path}: {len(file.chunks)} chunks for {file.bytes} bytes")
     scan(path, file.bytes, lambda part, at: check_chunks(part, at, file, f"read {path}"))
+
+
+def read_from_disk(run: Path, file: StoredFile) -> bytes:
+    """All of a small file that was checked, as the disk holds it."""
+    parts: dict[int, bytes] = {}
+    scan(layout.file_path(run, file), file.bytes, lambda part, at: parts.update({at: bytes(part)}))
+    return b"".join(parts[at] for at in sorted(parts))
 
 
 def check_chunks(part: memoryview, at: int, file: StoredFile, operation: str) -> None:

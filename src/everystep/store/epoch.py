@@ -66,7 +66,9 @@ class EpochWriter:
         check_fence(self._run, self.manifest.epoch)
         for entry in self.manifest.bases:
             if entry.step == snapshot.step:
-                self._write(self.manifest)  # the sync of it may have failed: what is lost then stays lost
+                self._write(
+                    self.manifest
+                )  # the sync of it may have failed: what is lost then stays lost
                 return entry
         remove_base(
             self._run, self.manifest.epoch, snapshot.step

@@ -11,16 +11,17 @@ from typing import NamedTuple
 
 from everystep.core.census import Census
 from everystep.errors import NotARun, StoreError
-from everystep.format.base import Point, StoredFile
+from everystep.format.base import BaseIndex, Point, StoredFile
 from everystep.store import layout
-from everystep.store.bases import check_file, read_index
+from everystep.store.bases import check_file, check_small_files, read_from_disk, read_index
 from everystep.store.bucket import Bucket
 from everystep.store.bucket_commits import read_newest
-from everystep.store.fetch import Fetcher, check_object, fetch_documents
+from everystep.store.fetch import Fetcher, check_object, fetch_documents, read_object
 from everystep.store.log_reader import read_log
 from everystep.store.runs import Candidate, Lineage, read_lineage
 from everystep.store.tags import read_tags
 
+_LOOKS_MAX = 5  # at a run whose writer goes on meanwhile
 _THREADS = 4  # hashing releases the GIL; a few readers keep a disk busy
 
 
@@ -50,43 +51,98 @@ def verify_bucket(url: str, progress: Progress = _silent) -> Report:
     with tempfile.TemporaryDirectory(prefix="everystep-") as folder:
         lineage = fetch_documents(bucket, commit, Path(folder))
         Fetcher(bucket, Path(folder), Path(folder)).log(lineage)
-        return verify_run(Path(folder), progress, lambda file: check_object(bucket, file))
+        return verify_run(
+            Path(folder),
+            progress,
+            lambda file: check_object(bucket, file),
+            lambda file: read_object(bucket, file),
+        )
 
 
 def verify_run(
     run: Path,
     progress: Progress = _silent,
     check: Callable[[StoredFile], object] | None = None,
+    read: Callable[[StoredFile], bytes | memoryview] | None = None,
 ) -> Report:
-    """Check documents, indexes and all chunks."""
-    check = check or (lambda file: check_file(run, file))
+    """Check documents, indexes, all chunks, and what loading would hold against itself. Beside a writer: what
+    it has dropped meanwhile is no damage."""
+    checker = _Checker(
+        run,
+        check or (lambda file: check_file(run, file)),
+        read or (lambda file: read_from_disk(run, file)),
+        progress,
+    )
     lineage = read_lineage(run)
-    problems = list(lineage.problems)
-    indexes: list[tuple[Candidate, tuple[StoredFile, ...]]] = []
-    censuses: dict[Point, Census] = {}
-    elsewhere = _pinned_elsewhere(run, lineage, problems)
-    for candidate in (*lineage.candidates, *elsewhere):
+    for _ in range(_LOOKS_MAX):
+        report = checker.report(lineage)
+        now = read_lineage(run)
+        if not (report.problems or report.notes) or now == lineage:
+            break
+        lineage = now
+    return report
+
+
+class _Checker:
+    """Remembers what was looked at: a second look reads only what was wrong, or is new."""
+
+    def __init__(
+        self,
+        run: Path,
+        check: Callable[[StoredFile], object],
+        read: Callable[[StoredFile], bytes | memoryview],
+        progress: Progress,
+    ) -> None:
+        self._run, self._check, self._read, self._progress = run, check, read, progress
+        self._good: set[str] = set()
+
+    def report(self, lineage: Lineage) -> Report:
+        problems = list(lineage.problems)
+        elsewhere = _pinned_elsewhere(self._run, lineage, problems)
+        indexes: list[tuple[Candidate, BaseIndex]] = []
+        for candidate in (*lineage.candidates, *elsewhere):
+            try:
+                indexes.append((candidate, read_index(self._run, candidate)))
+            except StoreError as error:
+                problems.append(_first(error))
+        files = {layout.name_of(file): file for _, index in indexes for file in index.files}
+        bad = self._look_at(files, problems)
+        good = []
+        for candidate, index in indexes:
+            if not bad & set(map(layout.name_of, index.files)) and self._says_right(
+                index, problems
+            ):
+                good.append((candidate, index.census))
+        valid = [c.entry.step for c, _ in good if c not in elsewhere]
+        starts = [(c.point, census) for c, census in reversed(good) if c not in elsewhere]
+        logged, notes = _read_log(self._run, lineage, starts)
+        total = sum(file.bytes for file in files.values())
+        return Report(problems, len(lineage.candidates), valid, len(files), total, logged, notes)
+
+    def _look_at(self, files: dict[str, StoredFile], problems: list[str]) -> set[str]:
+        """Names of files that are not what they should be."""
+        left = {name: file for name, file in files.items() if name not in self._good}
+        total, done = sum(file.bytes for file in left.values()), 0
+        bad: set[str] = set()
+        with ThreadPoolExecutor(_THREADS) as pool:
+            for name, problem in pool.map(lambda n: (n, _problem(self._check, left[n])), left):
+                if problem:
+                    problems.append(problem)
+                    bad.add(name)
+                else:
+                    self._good.add(name)
+                done += left[name].bytes
+                self._progress(done, total)
+        return bad
+
+    def _says_right(self, index: BaseIndex, problems: list[str]) -> bool:
+        """What its small files say, as who loads it would read them."""
         try:
-            index = read_index(run, candidate)
-            indexes.append((candidate, index.files))
-            censuses[candidate.point] = index.census
+            check_small_files(index, self._read)
         except StoreError as error:
-            problems.append(str(error))
-    files = {layout.name_of(file): file for _, listed in indexes for file in listed}
-    total, done = sum(file.bytes for file in files.values()), 0
-    bad: set[str] = set()
-    with ThreadPoolExecutor(_THREADS) as pool:
-        for file, problem in pool.map(lambda f: (f, _problem(check, f)), files.values()):
-            if problem:
-                problems.append(problem)
-                bad.add(layout.name_of(file))
-            done += file.bytes
-            progress(done, total)
-    good = [c for c, listed in indexes if not bad & set(map(layout.name_of, listed))]
-    valid = [c.entry.step for c in good if c not in elsewhere]
-    starts = [(c.point, censuses[c.point]) for c in reversed(lineage.candidates) if c in good]
-    logged, notes = _read_log(run, lineage, starts)
-    return Report(problems, len(lineage.candidates), valid, len(files), total, logged, notes)
+            problems.append(_first(error))
+            return False
+        return True
 
 
 def _read_log(
@@ -118,5 +174,10 @@ def _problem(check: Callable[[StoredFile], object], file: StoredFile) -> str | N
     try:
         check(file)
     except StoreError as error:
-        return str(error).partition("\nhint:")[0]
+        return _first(error)
     return None
+
+
+def _first(error: StoreError) -> str:
+    """Without what to do about it."""
+    return str(error).partition("\nhint:")[0]

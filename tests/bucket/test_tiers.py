@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 import shutil
 from concurrent.futures import ThreadPoolExecutor
@@ -12,9 +13,12 @@ from typing import Any
 import ondisk
 import pytest
 from crash.writer import CENSUS, snapshot
+from hostile.traces import listing
+from typer.testing import CliRunner
 
+from everystep.cli.app import app
 from everystep.core.census import Atom, Census
-from everystep.core.tiers import EpochMark, newer_tier
+from everystep.core.tiers import EpochMark, Tier, newer_tier
 from everystep.errors import CorruptData, Fenced, NotARun, StoreError, UsageError
 from everystep.format.base import Point, SessionValues
 from everystep.format.log import LoggedRecord, census_digest
@@ -212,13 +216,87 @@ def test_an_older_directory_is_brought_up(url: str, tmp_path: Path) -> None:
     other = Host(tmp_path / "b", url)
     other.commit(3, 4)
     other.ship()
-    old.commit(9)  # it never heard of the other, and nobody goes on from there
     again = Host(old.run, url)
     assert again.bucket_won and load(again.run) == 4
     again.commit(5)
     again.ship()
     assert load(Host(tmp_path / "c", url).run) == 5
     assert not Host(again.run, url).bucket_won, "its own directory is the newer one"
+
+
+def diverge(url: str, tmp_path: Path, *, by_log: bool) -> Path:
+    """A host that was fenced has steps that the one that went on never saw: 9, or by the log 3."""
+    old = Host(tmp_path / "a", url)
+    old.commit(1, 2)
+    old.ship()
+    other = Host(tmp_path / "b", url)
+    other.commit(3, 4)
+    other.ship()
+    if by_log:
+        log = LogWriter(
+            old.run, old.writer.manifest.run_id, old.writer.manifest.epoch, census_digest(CENSUS)
+        )
+        log.append([LoggedRecord(3, 2, memoryview(b"a record"))])
+        log.close()
+    else:
+        old.commit(9)
+    return old.run
+
+
+@pytest.mark.parametrize("by_log", [False, True])
+def test_of_two_lines_none_is_chosen_in_silence(
+    by_log: bool, url: str, tmp_path: Path, plain_bodies: None
+) -> None:
+    run = diverge(url, tmp_path, by_log=by_log)
+    before = listing(run)
+    found = (
+        f"the directory to step {3 if by_log else 9} in epoch 1, the bucket to step 4 in epoch 2"
+    )
+    for _ in range(2):
+        with pytest.raises(UsageError, match="each on its own") as caught:
+            Host(run, url)
+        assert found in str(caught.value) and "--take" in (caught.value.hint or "")
+        assert listing(run) == before
+
+
+def command(*words: object) -> tuple[int, dict[str, Any]]:
+    result = CliRunner().invoke(app, [*map(str, words), "--json"])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.exit_code, json.loads(result.stdout)
+
+
+@pytest.mark.parametrize("which", ["directory", "bucket"])
+def test_who_decides_between_two_lines_keeps_both(which: str, url: str, tmp_path: Path) -> None:
+    run = diverge(url, tmp_path, by_log=False)
+    words = ["rewind", run, "--take", which, "--bucket", url]
+    assert command(*words)[0] == 2, "nobody has agreed"
+    code, told = command(*words, "--yes")
+    assert code == 0 and told["took"] == which
+    kept, taken = Path(told["kept"]), 9 if which == "directory" else 4
+    assert kept.parent == run.parent and load(kept) == 13 - taken
+    assert verify_run(kept).problems == [] and load(run) == taken
+    host = Host(run, url)
+    host.commit(20)
+    host.ship()
+    assert load(Host(tmp_path / "c", url).run) == 20
+    assert not Host(run, url).bucket_won
+    assert missing_in_bucket(url, tmp_path / "documents") == []
+    assert verify_bucket(url).problems == []
+    code, told = command(*words, "--yes")
+    assert code == 2 and "goes on from the other" in told["error"], (
+        "there is nothing left to decide"
+    )
+
+
+def test_a_decision_needs_two_tiers(url: str, tmp_path: Path) -> None:
+    Host(tmp_path / "a", url).commit(1)
+    for words, said in (
+        (["--take", "bucket"], "which bucket?"),
+        ([], "one of STEP and --take"),
+        (["1", "--take", "bucket", "--bucket", url], "one of STEP and --take"),
+    ):
+        code, told = command("rewind", tmp_path / "a", *words, "--yes")
+        assert code == 2 and said in told["error"], told
 
 
 def test_an_epoch_that_holds_nothing_hides_nothing(url: str, tmp_path: Path) -> None:
@@ -443,14 +521,30 @@ def test_what_is_sent_keeps_below_a_rate() -> None:
 
 def test_which_tier_is_newer() -> None:
     a, b, x = (EpochMark(token, 5) for token in "abx")
-    later = EpochMark("b", 6)
-    assert newer_tier({}, {}) == newer_tier({1: a}, {}) == "local"
-    assert newer_tier({}, {1: a}) == newer_tier({1: a}, {1: a, 2: b}) == "bucket"
-    assert newer_tier({1: a, 2: b}, {1: a}) == newer_tier({1: a, 2: b}, {1: a, 2: b}) == "local"
-    assert newer_tier({1: a, 2: later}, {1: a, 2: b}) == "local"
-    assert newer_tier({1: a, 2: b}, {1: a, 2: later}) == "bucket"
-    assert newer_tier({1: a, 2: b}, {1: a, 2: x}) == "neither"
-    assert newer_tier({1: a, 2: b}, {1: a, 3: x}) == "neither"
+    later, further = EpochMark("b", 6), EpochMark("a", 7)
+    cases: list[tuple[Tier, Tier, str]] = [
+        (Tier({}), Tier({}), "local"),
+        (Tier({1: a}), Tier({}), "local"),
+        (Tier({}), Tier({1: a}), "bucket"),
+        (Tier({1: a}), Tier({1: a, 2: b}), "bucket"),
+        (Tier({1: a, 2: b}), Tier({1: a}), "local"),
+        (Tier({1: a, 2: b}), Tier({1: a, 2: b}), "local"),
+        (Tier({1: a, 2: later}), Tier({1: a, 2: b}), "local"),
+        (Tier({1: a, 2: b}), Tier({1: a, 2: later}), "bucket"),
+        (Tier({1: a, 2: b}), Tier({1: a, 2: x}), "neither"),
+        (Tier({1: a, 2: b}), Tier({1: a, 3: x}), "neither"),
+        # one has gone on behind what the other has seen of it
+        (Tier({1: further}), Tier({1: a, 2: b}), "neither"),
+        (Tier({1: further}), Tier({1: a, 2: b}, {1: 7}), "bucket"),
+        (Tier({1: further}), Tier({1: a, 2: b}, {1: 6}), "neither"),
+        (Tier({1: a, 2: b}, {1: 3}), Tier({1: a}), "local"),  # rewound to step 3
+        (Tier({1: a, 2: b}, {1: 3}), Tier({1: further}), "neither"),
+        # somebody has decided
+        (Tier({1: a, 2: b}, over=frozenset("x")), Tier({1: a, 2: x}), "local"),
+        (Tier({1: further, 2: x}), Tier({1: a, 2: b}, over=frozenset("x")), "bucket"),
+    ]
+    for local, bucket, winner in cases:
+        assert newer_tier(local, bucket) == winner, (local, bucket)
 
 
 def test_where_the_local_tier_lies(tmp_path: Path, local_tiers: Path) -> None:

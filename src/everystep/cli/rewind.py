@@ -3,7 +3,9 @@ that step, and what was written behind it no longer counts."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,8 +14,9 @@ import typer
 from everystep.cli import output
 from everystep.cli.runs import RunName
 from everystep.cli.status import run_status
+from everystep.cli.stop import stop_run
 from everystep.core.retention import Rules
-from everystep.errors import StepUnavailable
+from everystep.errors import NotARun, StepUnavailable, UsageError
 from everystep.lane.retire import retire
 from everystep.lane.runtime import is_alive
 from everystep.recover.find import find_newest
@@ -21,23 +24,50 @@ from everystep.recover.meet import hold_run, shadow_of
 from everystep.store import layout
 from everystep.store.reader import open_run
 from everystep.store.runs import Known, claim_epoch, newest_manifest
+from everystep.store.tiers import locate, take
+
+_STOP_SECONDS = 600.0
+
+
+class Take(StrEnum):
+    DIRECTORY = "directory"
+    BUCKET = "bucket"
 
 
 def rewind(
     run: RunName,
     step: Annotated[
-        int,
+        int | None,
         typer.Argument(
-            metavar="STEP",
-            help="Go back to this step: that of a base, or of the log behind one.",
+            metavar="[STEP]",
+            help="Go back to this step: that of a base, or of the log behind one. Default: as --take says.",
             show_default=False,
         ),
-    ],
+    ] = None,
+    which: Annotated[
+        Take | None,
+        typer.Option(
+            "--take",
+            help="Go on from this one where directory and bucket have gone on each on its own; keep the "
+            "other beside the directory. Default: go back to STEP.",
+        ),
+    ] = None,
+    bucket: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Name the bucket for --take. Default: RUN."),
+    ] = None,
     yes: Annotated[
         bool, typer.Option("--yes", "-y", help="Discard the later steps without asking.")
     ] = False,
 ) -> output.Reply:
     """Have the next attach begin at an earlier step; later steps no longer count."""
+    if (step is None) == (which is None):
+        raise UsageError(
+            "rewind: one of STEP and --take is needed", hint="see everystep rewind --help"
+        )
+    if which is not None:
+        return _take(run, which, bucket, yes)
+    assert step is not None
     document = rewind_to(open_run(run).path, step, lambda lost: output.confirm(lost, yes))
 
     def render() -> Iterator[Any]:
@@ -47,6 +77,36 @@ def rewind(
         yield from document["problems"]
 
     return output.Reply(document, render)
+
+
+def _take(run: str, which: Take, bucket: str | None, yes: bool) -> output.Reply:
+    """Nobody attaches meanwhile; what a shadow still holds is written to the directory first."""
+    path, url = locate(run, bucket)
+    if url is None:
+        raise UsageError(
+            f"rewind {run} --take {which.value}: which bucket?", hint="give it with --bucket URL"
+        )
+    other = "bucket" if which is Take.DIRECTORY else "directory"
+    output.confirm(
+        f"go on from the {which.value} of {run}; what the {other} holds is set aside", yes
+    )
+    with contextlib.suppress(NotARun):
+        stop_run(path, discard=False, timeout=_STOP_SECONDS)
+    _, lock = hold_run(path, "rewind")
+    try:
+        kept = take(path, url, which.value)
+    finally:
+        lock.close()
+    document = {"run": str(path), "took": which.value, "kept": str(kept)}
+    return output.Reply(
+        document,
+        lambda: [
+            output.text((which.value, "bold"), ": the next attach goes on from it"),
+            output.text(
+                f"the {other}'s steps are kept in {kept}: remove it when they are not wanted"
+            ),
+        ],
+    )
 
 
 def rewind_to(run: Path, step: int, agree: Callable[[str], None]) -> dict[str, Any]:

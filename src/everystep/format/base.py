@@ -69,6 +69,7 @@ class Manifest(msgspec.Struct, frozen=True):
     lived: Time = 0.0  # seconds from then to when this was written, by a clock that never jumps
     written: Natural = 0  # bytes of bases and log that its writer had written then
     closed: Time = 0.0  # when its trainer ended well; 0: it still lives, or something failed
+    over: tuple[str, ...] = ()  # tokens of epochs elsewhere that somebody has decided against
 
 
 Part = Literal["weights", "slots", "session", "tail"]

@@ -6,6 +6,7 @@ it put before, nobody reads.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ from everystep.format.commit import Commit, claiming
 from everystep.format.document import pack_document, unpack_document
 from everystep.format.values import shown
 from everystep.store.bucket import Bucket
-from everystep.store.layout import number_of
+from everystep.store.layout import epoch_numbers, number_of
 from everystep.store.runs import read_manifest
 from everystep.store.tags import is_tag_name
 
@@ -110,8 +111,18 @@ class CommitWriter:
                 hint="give this run a prefix of its own",
             )
         known = read_manifest(self._run, newest.epoch)
-        if newest.epoch > self._epoch or known is None or known.token != newest.token:
+        ours = known is not None and known.token == newest.token
+        if newest.epoch > self._epoch or not (ours or newest.token in self._decided_against()):
             raise self._fenced(f"an epoch {newest.epoch} that is not of this directory owns it")
+
+    def _decided_against(self) -> set[str]:
+        """Whoever went on afterwards may have continued an epoch from before the decision."""
+        found: set[str] = set()
+        for epoch in epoch_numbers(self._run):
+            with contextlib.suppress(CorruptData):
+                manifest = read_manifest(self._run, epoch)
+                found.update(manifest.over if manifest else ())
+        return found
 
     def commit(self, run: RunDocument, manifests: Sequence[Manifest], tags: Sequence[Tag]) -> None:
         for _ in range(_TRIES):

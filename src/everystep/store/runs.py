@@ -123,12 +123,15 @@ def claim_epoch(
     rules: Rules = _DEFAULT_RULES,
     *,
     known: Known | None = None,
+    behind: int = 0,
+    over: tuple[str, ...] = (),
 ) -> Manifest:
     """Take the next epoch number for ourselves by an atomic mkdir, and say what we continue. Without `known`
-    whatever is newest is gone on from."""
+    whatever is newest is gone on from. `behind`: the number is a later one than this. `over`: what of another
+    tier was decided against."""
     run_id = identify(run)[0] or create_run(run).run_id
     make_folder(layout.epochs_dir(run), below=RunPath(run))
-    number = _make_epoch(run, known)
+    number = _make_epoch(run, known, behind)
     ancestors = _ancestors(run, continues)
     dropped, slimmed = _removed(run, {p.epoch for p in (continues, *ancestors) if p})
     host, pid = socket.gethostname(), os.getpid()
@@ -146,6 +149,7 @@ def claim_epoch(
         token=uuid.uuid4().hex,
         opened=time.time(),
         attach=known.attaches[0] if known and known.attaches else "",
+        over=over,
     )
     try:
         write_manifest(run, manifest)
@@ -167,13 +171,13 @@ def _give_back(run: Path, number: int) -> None:
         remove_folder(layout.epoch_dir(run, number))
 
 
-def _make_epoch(run: Path, known: Known | None) -> int:
+def _make_epoch(run: Path, known: Known | None, behind: int) -> int:
     """The number behind all that we have looked at: if somebody took it meanwhile, we look again."""
     while True:
         epochs = layout.epoch_numbers(run)
         if known is not None:
             known.check(run, epochs)
-        number = max(epochs, default=0) + 1
+        number = max((behind, *epochs)) + 1
         with contextlib.suppress(FileExistsError):
             claim_folder(layout.epoch_dir(run, number))
             return number

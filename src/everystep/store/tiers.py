@@ -6,23 +6,36 @@ read, `bring` makes the directory hold what the newer of the two holds; all the 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import itertools
 import logging
 import os
 import re
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
-from everystep.core.tiers import EpochMark, newer_tier
+from everystep.core.retention import Rules
+from everystep.core.tiers import EpochMark, Tier, newer_tier
 from everystep.errors import StoreError, UsageError
-from everystep.format.base import Manifest
+from everystep.format.base import Manifest, Point
 from everystep.format.commit import Commit
 from everystep.store import layout
+from everystep.store.bases import read_index
 from everystep.store.bucket import Bucket, is_url, redacted
 from everystep.store.bucket_commits import read_newest
 from everystep.store.fetch import Fetcher, ensure_run, fetch_documents, remove_leftovers
 from everystep.store.files import remove_file
-from everystep.store.runs import identify, read_lineage, read_manifest
+from everystep.store.log_reader import LogReader
+from everystep.store.runs import (
+    claim_epoch,
+    identify,
+    newest_manifest,
+    read_lineage,
+    read_manifest,
+)
 from everystep.text import is_text
 
 log = logging.getLogger("everystep")
@@ -67,7 +80,7 @@ def bring(run: Path, url: str, *, heal: bool = True) -> bool:
     try:
         commit = read_newest(bucket)
     except StoreError as error:
-        if not _marks(run, None):
+        if not _local(run, None).marks:
             raise  # there may be something to resume: beginning anew would be wrong
         log.warning("bucket_unreachable run=%s: going on from the directory: %s", run, error)
         return False
@@ -95,13 +108,60 @@ def _bucket_is_newer(run: Path, bucket: Bucket, commit: Commit) -> bool:
             f"{commit.run.run_id}",
             hint="give this run a directory and a prefix of its own",
         )
-    winner = newer_tier(_marks(run, commit), _marks_of(commit.manifests))
+    local, theirs = _local(run, commit), _tier(commit.manifests)
+    winner = newer_tier(local, theirs)
     if winner == "neither":
         raise UsageError(
-            f"open {run} with {bucket.url}: both have gone on with this run, each on its own",
-            hint=f"move {run} away to go on from the bucket, or give another bucket to go on from here",
+            f"open {run} with {bucket.url}: both have gone on with this run, each on its own: the directory "
+            f"{_line(local)}, the bucket {_line(theirs)}",
+            hint=f"everystep rewind {run} --bucket {bucket.url} --take directory (or bucket) goes on from "
+            "one of them; the other is kept beside the directory",
         )
     return winner == "bucket"
+
+
+def _line(tier: Tier) -> str:
+    epoch = max(tier.marks)
+    return f"to step {tier.marks[epoch].step} in epoch {epoch}"
+
+
+def take(run: Path, url: str, which: Literal["directory", "bucket"]) -> Path:
+    """Go on from one of two tiers that have gone on each on its own. The other one is kept whole, as a run
+    in a directory beside this one, whose path is returned."""
+    bucket = Bucket(url)
+    commit = read_newest(bucket)
+    local = _local(run, commit)
+    theirs = _tier(commit.manifests) if commit is not None else Tier({})
+    if commit is None or newer_tier(local, theirs) != "neither":
+        raise UsageError(
+            f"take the {which} of {run} and {bucket.url}: one of them goes on from the other",
+            hint="nothing is to be decided: attach, or everystep rewind RUN STEP",
+        )
+    if which == "bucket":
+        aside = _free_name(run, f"directory-at-{local.marks[max(local.marks)].step}")
+        run.rename(aside)
+        _fetch(run, bucket, commit)
+        return aside
+    aside = _free_name(run, f"bucket-at-{theirs.marks[max(theirs.marks)].step}")
+    _fetch(aside, bucket, commit)
+    newest = newest_manifest(run)
+    claim_epoch(
+        run,
+        _end(run),
+        newest.rules if newest else Rules(),
+        behind=max(theirs.marks),
+        over=tuple(m.token for m in commit.manifests if m.token not in _tokens(local)),
+    )
+    return aside
+
+
+def _free_name(run: Path, what: str) -> Path:
+    names = (f"{run.name}.{what}{f'-{n}' if n else ''}" for n in itertools.count())
+    return next(path for name in names if not (path := run.with_name(name)).exists())
+
+
+def _tokens(tier: Tier) -> set[str]:
+    return {mark.token for mark in tier.marks.values()}
 
 
 def _fetch(run: Path, bucket: Bucket, commit: Commit) -> None:
@@ -131,13 +191,19 @@ def _heal(run: Path, bucket: Bucket, commit: Commit) -> None:
         log.warning("not_healed run=%s: %s", run, error)
 
 
-def _marks_of(manifests: tuple[Manifest, ...]) -> dict[int, EpochMark]:
+def _tier(manifests: Sequence[Manifest]) -> Tier:
     steps = {m.epoch: max((e.step for e in m.bases), default=-1) for m in manifests}
-    return {m.epoch: EpochMark(m.token, steps[m.epoch]) for m in manifests}
+    newest = max(manifests, key=lambda m: m.epoch, default=None)
+    points = [newest.continues, *newest.ancestors] if newest and newest.continues else []
+    return Tier(
+        {m.epoch: EpochMark(m.token, steps[m.epoch]) for m in manifests},
+        {point.epoch: point.step for point in points},
+        frozenset(token for manifest in manifests for token in manifest.over),
+    )
 
 
-def _marks(run: Path, commit: Commit | None) -> dict[int, EpochMark]:
-    """Epochs of the directory that hold something, or that the bucket knows."""
+def _local(run: Path, commit: Commit | None) -> Tier:
+    """Epochs of the directory that hold something, or that the bucket knows; how far the newest goes."""
     known = {m.token for m in commit.manifests} if commit else set()
     found = []
     for epoch in layout.epoch_numbers(run):
@@ -145,10 +211,28 @@ def _marks(run: Path, commit: Commit | None) -> dict[int, EpochMark]:
             manifest = read_manifest(run, epoch)
         except StoreError:
             continue
-        holds = manifest is not None and (manifest.bases or layout.segments(run, epoch))
+        holds = manifest is not None and (
+            manifest.bases or layout.segments(run, epoch) or manifest.over
+        )
         if manifest is not None and (holds or manifest.token in known):
             found.append(manifest)
-    return _marks_of(tuple(found))
+    tier, end = _tier(found), _end(run)
+    if end is not None and end.epoch in tier.marks:
+        mark = tier.marks[end.epoch]
+        further = mark._replace(step=max(mark.step, end.step))
+        tier = tier._replace(marks={**tier.marks, end.epoch: further})
+    return tier
+
+
+def _end(run: Path) -> Point | None:
+    """How far the directory's lineage goes, the log included, as far as it can be read."""
+    with contextlib.suppress(StoreError):
+        lineage = read_lineage(run)
+        for candidate in lineage.candidates:
+            with contextlib.suppress(StoreError):
+                census = read_index(run, candidate).census
+                return LogReader(run, lineage, candidate.point, census).end
+    return None
 
 
 def _set_aside_newer(run: Path, epoch: int) -> None:

@@ -6,6 +6,7 @@ import logging
 import os
 import secrets
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from everystep.core.geometry import Geometry, replica_bytes, ring_geometry
 from everystep.core.limits import limits_of
 from everystep.core.retention import rules_of
 from everystep.core.survival import Facts, survival
-from everystep.errors import NotEnoughMemory
+from everystep.errors import LaneTimeout, NotEnoughMemory, ShadowLost
 from everystep.lane.arena import SharedMemory
 from everystep.lane.host import process_start, read_facts
 from everystep.lane.ring import RingWriter
@@ -36,6 +37,17 @@ class Connection:
     ring: RingWriter
     shadow: ShadowHandle
     predecessor: ShadowCard | None
+
+    def pause(self, deadline: float, what: str) -> None:
+        """A moment of waiting for the shadow; raises where there is nothing to wait for any more."""
+        if not self.shadow.alive:
+            raise ShadowLost(f"{what}: shadow {self.shadow.pid} died meanwhile")
+        if time.monotonic() > deadline:
+            raise LaneTimeout(
+                f"{what}: shadow {self.shadow.pid} has not taken it in {WAIT_SECONDS:g} s",
+                hint="everystep status tells what it holds",
+            )
+        time.sleep(0.01)
 
     def close(self) -> None:
         """Let go of the memory; the shadow keeps its own hold on it."""

@@ -13,7 +13,7 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,8 @@ from everystep.core.cadence import Rest, retry_seconds
 from everystep.core.census import Script
 from everystep.core.pace import replay_threads
 from everystep.errors import CaptureTooLarge, EverystepError, LaneTimeout, RunBusy, ShadowLost
-from everystep.forks import disarm_in_forks
+from everystep.figures import NO_FIGURES, figures
+from everystep.forks import ForkedRecorder, disarm_in_forks
 from everystep.format.base import Point
 from everystep.health import Health
 from everystep.lane.control import (
@@ -44,6 +45,7 @@ from everystep.lane.control import (
 from everystep.lane.runtime import ShadowCard, read_card
 from everystep.options import Options
 from everystep.recover.find import Found
+from everystep.shadow.spawn import ShadowHandle
 from everystep.standing import Standing
 from everystep.starter import Started, Starter
 from everystep.waiting import DurableWait
@@ -53,7 +55,6 @@ log = logging.getLogger("everystep")
 _DURABLE_SECONDS = 3600.0
 _DOCUMENT_SLACK_BYTES = 16 << 10
 _LANES_MAX = 8
-_FIGURES = ("records_let_go", "rebases", "edits", "stall_seconds", "device_stall_seconds")
 
 
 class Recorder:
@@ -86,9 +87,8 @@ class Recorder:
         self._failures = 0
         self._retry_at = 0.0
         self._starter = Starter(self._connection_beside)
-        self._past: dict[str, Any] = dict.fromkeys(_FIGURES, 0)
-        self._disarmed = False  # in a process that was forked
-        self._told_forked = False
+        self._past = NO_FIGURES
+        self._forked: ForkedRecorder | None = None
         disarm_in_forks(self)
 
     # ------------------------------------------------------------------ connecting
@@ -239,8 +239,8 @@ class Recorder:
 
         @functools.wraps(work)
         def guarded(*args: Any, **kwargs: Any) -> Any:
-            if self._disarmed:
-                return self._tell_forked()
+            if self._forked is not None:
+                return self._forked.tell()
             began = time.perf_counter()
             try:
                 with self._or_outgrow():
@@ -257,19 +257,9 @@ class Recorder:
 
     def disarm(self) -> None:
         """In a process that was forked from the trainer: ring, shadow and run are the parent's."""
-        self._disarmed, self._retry_at = True, math.inf
+        self._forked, self._retry_at = ForkedRecorder(self.path), math.inf
         self.tap = self.connection = None
-        self.problem = "this process was forked from the trainer, which alone records"
-
-    def _tell_forked(self) -> None:
-        if not self._told_forked:
-            self._told_forked = True
-            log.warning(
-                "everystep: run %s: process %d was forked from its trainer: what it does to model and "
-                "optimizer is not recorded",
-                self.path,
-                os.getpid(),
-            )
+        self.problem = self._forked.problem
 
     @contextlib.contextmanager
     def _or_outgrow(self) -> Iterator[None]:
@@ -368,18 +358,9 @@ class Recorder:
         if self.problem:
             self._tell_trouble()
 
-    def figures(self) -> dict[str, Any]:
+    def figures(self) -> Mapping[str, Any]:
         """What recording has cost and repaired since attach."""
-        if self.tap is None:
-            return self._past
-        now = {
-            "records_let_go": self.tap.dropped,
-            "rebases": self.tap.rebases,
-            "edits": self.tap.states.edits,
-            "stall_seconds": self.tap.outbox.stall_seconds,
-            "device_stall_seconds": self.tap.copier.stall_seconds,
-        }
-        return {name: self._past[name] + now[name] for name in now} | self.tap.rates
+        return self._past if self.tap is None else figures(self._past, self.tap)
 
     @property
     def mode(self) -> tuple[str, str]:
@@ -413,10 +394,13 @@ class Recorder:
         timeout_seconds: float,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> Answer:
+        return self._shadow.ask(request, timeout_seconds=timeout_seconds, meanwhile=meanwhile)
+
+    @property
+    def _shadow(self) -> ShadowHandle:
         if self.connection is None:
             raise ShadowLost(f"run {self.path}: no shadow at the moment ({self.problem})")
-        shadow = self.connection.shadow
-        return shadow.ask(request, timeout_seconds=timeout_seconds, meanwhile=meanwhile)
+        return self.connection.shadow
 
     def finish(self) -> bool:
         """Make everything durable and let the shadow go; True: it is done."""
@@ -452,9 +436,8 @@ class Recorder:
         deadline = time.monotonic() + timeout_seconds
         while True:
             self.bring_shadow_up_to_date(operation)
-            answer = self.ask(
-                request, max(1.0, deadline - time.monotonic()), self._durable_wait(operation)
-            )
+            wait = DurableWait(self.path, operation, self.step, self._shadow)
+            answer = self.ask(request, max(1.0, deadline - time.monotonic()), wait.look)
             if not answer.repair:
                 return answer
             if time.monotonic() > deadline:
@@ -464,11 +447,6 @@ class Recorder:
                     hint="everystep status names the atoms that keep differing",
                 )
             self._seal_again(operation)
-
-    def _durable_wait(self, operation: str) -> Callable[[], None]:
-        if self.connection is None:
-            return lambda: None  # whoever asks is told
-        return DurableWait(self.path, operation, self.step, self.connection.shadow).look
 
     def bring_shadow_up_to_date(self, operation: str) -> None:
         """Return when everything sealed so far is in the ring: what is left of a base goes now."""
@@ -496,14 +474,9 @@ class Recorder:
         """Seal the same step again until a base of it has been sent."""
         deadline = time.monotonic() + WAIT_SECONDS
         while self.tap is not None and not self.tap.has_sent_all:
-            if self.connection is None or not self.connection.shadow.alive:
-                raise ShadowLost(f"{operation} {self.path}: the shadow died")
-            if time.monotonic() > deadline:
-                raise LaneTimeout(
-                    f"{operation} {self.path}: the shadow took no base in {WAIT_SECONDS:g} s",
-                    hint="everystep status tells what it holds",
-                )
-            time.sleep(0.01)
+            if self.connection is None:
+                raise ShadowLost(f"{operation} {self.path}: no shadow at the moment")
+            self.connection.pause(deadline, f"{operation} {self.path}: a base is sent")
             self._seal_again(operation)
 
     def _seal_again(self, operation: str) -> None:
@@ -518,13 +491,7 @@ class Recorder:
         """The shadow before speaks for the run until the new one holds its state."""
         deadline = time.monotonic() + WAIT_SECONDS
         while self.connection is not None and self.card() is None:
-            if not self.connection.shadow.alive:
-                raise ShadowLost(f"run {self.path}: the new shadow died before it held the state")
-            if time.monotonic() > deadline:
-                raise LaneTimeout(
-                    f"run {self.path}: the new shadow did not hold the state in {WAIT_SECONDS:g} s"
-                )
-            time.sleep(0.01)
+            self.connection.pause(deadline, f"run {self.path}: a new shadow is handed the state")
 
     def abandon(self) -> None:
         """Let go of everything, a shadow that is just starting included."""

@@ -7,7 +7,6 @@ import logging
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -24,6 +23,7 @@ from everystep.core.forecast import check_fits
 from everystep.core.resume import nothing_found
 from everystep.core.status import build_status, summary
 from everystep.device.pages import refusals as page_lock_refusals
+from everystep.ended import End
 from everystep.errors import EverystepError, Fenced, NothingToRecover, UsageError
 from everystep.forks import disarm_in_forks
 from everystep.lane.control import AskFlush, AskLeave, AskStatus
@@ -52,15 +52,6 @@ _DURABLE_SECONDS = 3600.0
 _GLANCE_SECONDS = 0.2
 _CLAIMED_MEANWHILE_MAX = 2
 _T = TypeVar("_T")
-
-
-class End(StrEnum):
-    """What has become of a Run."""
-
-    NONE = "none"
-    CLOSED = "closed"
-    BY_LATER = "ended by a later attach of this process"
-    FORKED = "left to the process that this one was forked from"
 
 
 class Run:
@@ -501,15 +492,4 @@ class Run:
             self._ended = End.FORKED
 
     def _check_open(self) -> None:
-        if self._ended is End.BY_LATER:
-            raise UsageError(
-                f"run {self.path}: it was closed by a later attach in this process",
-                hint="go on with the Run that attach returned last",
-            )
-        if self._ended is End.FORKED:
-            raise UsageError(
-                f"run {self.path}: this process was forked from the trainer, which alone may go on with it",
-                hint="train in the process that attached, or leave the loop where you fork",
-            )
-        if self._ended is End.CLOSED:
-            raise UsageError(f"run {self.path}: it is closed", hint="attach again")
+        self._ended.check(self.path)

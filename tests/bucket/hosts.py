@@ -20,6 +20,7 @@ from everystep.store.bucket_commits import read_newest
 from everystep.store.fetch import fetch_documents
 from everystep.store.layout import name_of
 from everystep.store.meter import Throttle
+from everystep.store.objects import Objects
 from everystep.store.ship import BaseShipper
 from everystep.store.tiers import bring
 
@@ -63,7 +64,7 @@ def missing_in_bucket(url: str, folder: Path) -> list[str] | None:
         return []
     try:
         lineage = fetch_documents(bucket, commit, folder)
-        there = bucket.listing("epochs")
+        there = Objects.of_commit(bucket, commit).listing()
         wanted = {
             name_of(f): f.bytes for c in lineage.candidates for f in read_index(folder, c).files
         }
@@ -73,6 +74,14 @@ def missing_in_bucket(url: str, folder: Path) -> list[str] | None:
     now = read_newest(bucket)
     assert now is not None
     return lost if now.number == commit.number else None
+
+
+def objects_in(url: str) -> Objects:
+    """By the paths that they have in a directory."""
+    bucket = Bucket(url)
+    commit = read_newest(bucket)
+    assert commit is not None
+    return Objects.of_commit(bucket, commit)
 
 
 def bases_in_bucket(url: str, folder: Path) -> set[Point]:

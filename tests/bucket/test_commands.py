@@ -10,9 +10,7 @@ from typing import Any
 
 import ondisk
 
-from everystep.store.bucket import Bucket
-
-from .hosts import Host
+from .hosts import Host, objects_in
 
 
 def command(*words: str) -> tuple[int, dict[str, Any]]:
@@ -39,13 +37,13 @@ def test_commands_read_from_the_bucket(s3_url: str, tmp_path: Path, local_tiers:
     code, verified = command("verify", url)
     assert code == 0 and verified["valid_steps"] == [2, 3]
     assert not local_tiers.exists(), "the bucket itself is verified"
-    weights = next(p for p in Bucket(url).listing(f"epochs/000001/bases/{3:012d}") if "slots" in p)
-    data = bytearray(Bucket(url).read(weights) or b"")
+    weights = next(p for p in objects_in(url).listing() if f"bases/{3:012d}/slots" in p)
+    data = bytearray(objects_in(url).read(weights) or b"")
     data[-1] ^= 1
-    Bucket(url).put(weights, bytes(data))
+    objects_in(url).put(weights, bytes(data))
     code, verified = command("verify", url)
     assert code == 1 and verified["valid_steps"] == [2]
-    Bucket(url).delete([f"epochs/000001/bases/{2:012d}/{ondisk.INDEX}"])
+    objects_in(url).delete([f"epochs/000001/bases/{2:012d}/{ondisk.INDEX}"])
     code, verified = command("verify", url)
     assert code == 1 and verified["valid_steps"] == []
 

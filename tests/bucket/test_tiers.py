@@ -38,7 +38,7 @@ from everystep.store.tags import read_tags, remove_tag, set_tag
 from everystep.store.tiers import bring, local_dir, locate
 from everystep.store.verify import verify_bucket, verify_run
 
-from .hosts import Host, bases_in_bucket, files_of, load, missing_in_bucket
+from .hosts import Host, bases_in_bucket, files_of, load, missing_in_bucket, objects_in
 from .server import Proxy
 
 
@@ -77,7 +77,8 @@ def test_retention_follows_the_directory(url: str, tmp_path: Path) -> None:
         assert bases_in_bucket(url, tmp_path / str(step)) == {
             c.point for c in read_lineage(host.run).candidates
         }
-        assert Bucket(url).listing("epochs") == files_of(host.run)
+        assert objects_in(url).listing() == files_of(host.run)
+        assert not objects_in(url).others()
     assert len(commit_numbers(Bucket(url))) == 2
 
 
@@ -249,9 +250,7 @@ def test_of_two_lines_none_is_chosen_in_silence(
 ) -> None:
     run = diverge(url, tmp_path, by_log=by_log)
     before = listing(run)
-    found = (
-        f"the directory to step {3 if by_log else 9} in epoch 1, the bucket to step 4 in epoch 2"
-    )
+    found = f"the directory to step {3 if by_log else 9} in epoch 1, the bucket at least to step 4 in epoch 2"
     for _ in range(2):
         with pytest.raises(UsageError, match="each on its own") as caught:
             Host(run, url)
@@ -427,7 +426,7 @@ def test_the_log_is_shipped_as_it_grows(url: str, tmp_path: Path) -> None:
     writer.append(records(11, 11))
     host.commit(11, 12)
     host.ship()
-    there = {path.rpartition("/")[0] for path in Bucket(url).listing("epochs") if "/log/" in path}
+    there = {path.rpartition("/")[0] for path in objects_in(url).listing() if "/log/" in path}
     here = {str(path.relative_to(host.run)) for path in ondisk.segments(host.run, 1)}
     assert there <= here, "what retention dropped is dropped there"
 
@@ -521,7 +520,7 @@ def test_what_is_sent_keeps_below_a_rate() -> None:
 
 def test_which_tier_is_newer() -> None:
     a, b, x = (EpochMark(token, 5) for token in "abx")
-    later, further = EpochMark("b", 6), EpochMark("a", 7)
+    later, further, none = EpochMark("b", 6), EpochMark("a", 7), EpochMark("n", -1)
     cases: list[tuple[Tier, Tier, str]] = [
         (Tier({}), Tier({}), "local"),
         (Tier({1: a}), Tier({}), "local"),
@@ -540,8 +539,18 @@ def test_which_tier_is_newer() -> None:
         (Tier({1: a, 2: b}, {1: 3}), Tier({1: a}), "local"),  # rewound to step 3
         (Tier({1: a, 2: b}, {1: 3}), Tier({1: further}), "neither"),
         # somebody has decided
-        (Tier({1: a, 2: b}, over=frozenset("x")), Tier({1: a, 2: x}), "local"),
-        (Tier({1: further, 2: x}), Tier({1: a, 2: b}, over=frozenset("x")), "bucket"),
+        (Tier({1: a, 2: b}, over={"x": 5}), Tier({1: a, 2: x}), "local"),
+        (Tier({1: a, 2: b}, over={"x": 4}), Tier({1: a, 2: x}), "neither"),  # it went on since
+        (Tier({1: further, 2: x}), Tier({1: a, 2: b}, over={"x": 5}), "bucket"),
+        # a claim that holds nothing yet stands for what it goes on from
+        (Tier({1: further, 2: none}, {1: 7}), Tier({1: a, 3: x}, {1: 5}), "neither"),
+        (Tier({1: a, 2: none}, {1: 5}), Tier({1: a, 3: x}, {1: 5}), "bucket"),
+        (
+            Tier({1: a, 2: x}, {1: 5}),
+            Tier({1: a, 3: none}, {1: 5}),
+            "neither",
+        ),  # who may be training
+        (Tier({1: a, 2: none}, {1: 5}), Tier({1: further, 2: none}, {1: 7}), "neither"),
     ]
     for local, bucket, winner in cases:
         assert newer_tier(local, bucket) == winner, (local, bucket)

@@ -12,17 +12,17 @@ class EpochMark(NamedTuple):
     behind them."""
 
     token: str
-    step: int
+    step: int  # -1: it holds nothing
 
 
 class Tier(NamedTuple):
     """What one tier knows of the run."""
 
     marks: Mapping[int, EpochMark]
-    continued: Mapping[int, int] = MappingProxyType(
-        {}
-    )  # epochs before the newest, up to which step
-    over: frozenset[str] = frozenset()  # tokens of epochs that somebody has decided against
+    # the epochs that the newest goes on from, up to which step
+    continued: Mapping[int, int] = MappingProxyType({})
+    # tokens that were decided against, up to which step
+    over: Mapping[str, int] = MappingProxyType({})
 
 
 Winner = Literal["local", "bucket", "neither"]
@@ -37,16 +37,46 @@ def newer_tier(local: Tier, bucket: Tier) -> Winner:
         return "bucket"
     mine, theirs = max(local.marks), max(bucket.marks)
     if mine == theirs and local.marks[mine].token == bucket.marks[mine].token:
-        return "bucket" if bucket.marks[theirs].step > local.marks[mine].step else "local"
-    if _has_seen(local, theirs, bucket):
+        if bucket.marks[theirs].step > local.marks[mine].step:
+            return "bucket"
+        return "neither" if unseen(local, bucket) else "local"
+    if not unseen(local, bucket):
         return "local"
-    return "bucket" if _has_seen(bucket, mine, local) else "neither"
+    return "neither" if unseen(bucket, local, claims=False) else "bucket"
 
 
-def _has_seen(tier: Tier, epoch: int, other: Tier) -> bool:
-    """Whether a tier knows another one's newest epoch as far as that goes, or was told to pass it over."""
-    there, here = other.marks[epoch], tier.marks.get(epoch)
-    if there.token in tier.over:
+def unseen(tier: Tier, other: Tier, *, claims: bool = True) -> list[EpochMark]:
+    """What the other tier's line ends with, as far as this one neither knows it nor was told to pass it
+    over. `claims`: a claim that holds nothing yet counts too, as somebody may be training behind it."""
+    ends = _ends(other)
+    return [other.marks[e] for e in (ends if claims else ends[-1:]) if not _knows(tier, e, other)]
+
+
+def furthest(tier: Tier) -> int:
+    """The step at which its line ends; -1: it has none."""
+    return _reach(tier, _ends(tier)[-1])
+
+
+def _ends(tier: Tier) -> list[int]:
+    """The newest epoch; one that holds nothing yet stands for what it goes on from."""
+    newest = max(tier.marks)
+    before = (e for e in sorted(tier.continued, reverse=True) if e in tier.marks)
+    holds = next((e for e in (newest, *before) if _reach(tier, e) >= 0), newest)
+    return [newest] if holds == newest else [newest, holds]
+
+
+def _reach(tier: Tier, epoch: int) -> int:
+    """How far an epoch of its line goes and counts."""
+    step = tier.marks[epoch].step
+    return min(step, tier.continued.get(epoch, step))
+
+
+def _knows(tier: Tier, epoch: int, other: Tier) -> bool:
+    """Whether a tier knows an epoch of another one as far as that goes, or was told to pass it over."""
+    there, here, step = other.marks[epoch], tier.marks.get(epoch), _reach(other, epoch)
+    if step <= tier.over.get(there.token, -2):
         return True
-    known = here is not None and here.token == there.token
-    return known and there.step <= max(here.step if here else -1, tier.continued.get(epoch, -1))
+    if here is None or here.token != there.token:
+        return False
+    # the log that was gone on from may be removed since
+    return step <= max(here.step, tier.continued.get(epoch, -1))

@@ -50,6 +50,13 @@ class Tag(msgspec.Struct, frozen=True):
     base: BaseEntry
 
 
+class PassedOver(msgspec.Struct, frozen=True):
+    """An epoch of another tier that somebody has decided against, as far as it went then."""
+
+    token: str
+    step: int  # -1: it held nothing
+
+
 class Manifest(msgspec.Struct, frozen=True):
     """What counts in one epoch. Epochs before it count only up to the point it continues."""
 
@@ -69,7 +76,7 @@ class Manifest(msgspec.Struct, frozen=True):
     lived: Time = 0.0  # seconds from then to when this was written, by a clock that never jumps
     written: Natural = 0  # bytes of bases and log that its writer had written then
     closed: Time = 0.0  # when its trainer ended well; 0: it still lives, or something failed
-    over: tuple[str, ...] = ()  # tokens of epochs elsewhere that somebody has decided against
+    over: tuple[PassedOver, ...] = ()
 
 
 Part = Literal["weights", "slots", "session", "tail"]

@@ -9,8 +9,6 @@ import msgspec
 from everystep.core.numbers import Natural
 from everystep.format.base import Manifest, Point, RunDocument, Tag
 
-_WHATEVER_STEP = 1 << 62  # of an epoch that is continued wherever it ends
-
 
 class Commit(msgspec.Struct, frozen=True):
     """Numbered one after the other, each put only if its number is free: who finds it taken has lost the run.
@@ -30,11 +28,17 @@ def only_present(manifest: Manifest, present: Collection[Point]) -> Manifest:
     return msgspec.structs.replace(manifest, bases=bases)
 
 
-def claiming(manifest: Manifest, before: Sequence[Manifest]) -> Manifest:
-    """The manifest of an epoch that has put nothing yet: it changes nothing in what counts."""
+def claiming(manifest: Manifest, before: Sequence[Manifest], reach: int) -> Manifest:
+    """The manifest of an epoch that has put nothing yet: it changes nothing in what counts, and nothing that
+    is put for others from now on counts. `reach`: how far the newest of those before goes; -1: it holds
+    nothing, and is left out."""
     newest = max(before, key=lambda m: m.epoch, default=None)
-    continues = Point(newest.epoch, _WHATEVER_STEP) if newest else None
-    before_it = (newest.continues, *newest.ancestors) if newest and newest.continues else ()
+    earlier = (newest.continues, *newest.ancestors) if newest and newest.continues else ()
+    line = (Point(newest.epoch, reach), *earlier) if newest and reach >= 0 else earlier
     return msgspec.structs.replace(
-        manifest, bases=(), dropped=(), continues=continues, ancestors=before_it
+        manifest,
+        bases=(),
+        dropped=(),
+        continues=line[0] if line else None,
+        ancestors=line[1:],
     )

@@ -6,11 +6,11 @@ it put before, nobody reads.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Sequence
 from pathlib import Path
 
+from everystep.core.tiers import Tier, furthest, unseen
 from everystep.errors import CorruptData, Fenced, StoreError, UsageError
 from everystep.format.base import Manifest, RunDocument, Tag
 from everystep.format.checks import check_manifest
@@ -18,9 +18,10 @@ from everystep.format.commit import Commit, claiming
 from everystep.format.document import pack_document, unpack_document
 from everystep.format.values import shown
 from everystep.store.bucket import Bucket
-from everystep.store.layout import epoch_numbers, number_of
+from everystep.store.layout import number_of
 from everystep.store.runs import read_manifest
 from everystep.store.tags import is_tag_name
+from everystep.store.tier_view import bucket_tier, local_tier
 
 log = logging.getLogger(__name__)
 
@@ -94,35 +95,40 @@ class CommitWriter:
             if newest is not None and self._is_ours(newest):
                 self._number = newest.number
                 return
-            self._check(run, newest)
-            before = newest.manifests if newest else ()
-            claim = (*before, claiming(self._manifest, before))
-            if self._put(max(numbers, default=0) + 1, run, claim, self.tags):
+            tier = self._check(run, newest)
+            if self._put_claim(max(numbers, default=0) + 1, run, newest, tier):
+                # who had it before may have put log meanwhile, and said that it counts
+                if newest is not None and (now := bucket_tier(self._bucket, newest)) != tier:
+                    self._put_claim((self._number or 0) + 1, run, newest, now)
+                    self._check_seen(newest, now)
                 return
         raise StoreError(f"claim epoch {self._epoch} in {self._bucket.url}: others keep committing")
 
-    def _check(self, run: RunDocument, newest: Commit | None) -> None:
+    def _put_claim(self, number: int, run: RunDocument, newest: Commit | None, tier: Tier) -> bool:
+        before = newest.manifests if newest else ()
+        reach = tier.marks[newest.epoch].step if newest else -1
+        claim = (*before, claiming(self._manifest, before, reach))
+        return self._put(number, run, claim, self.tags)
+
+    def _check(self, run: RunDocument, newest: Commit | None) -> Tier:
         if newest is None:
-            return
+            return Tier({})
         if newest.run.run_id != run.run_id:
             raise UsageError(
                 f"ship {self._run} to {self._bucket.url}: it holds run {newest.run.run_id}, not "
                 f"{run.run_id}",
                 hint="give this run a prefix of its own",
             )
-        known = read_manifest(self._run, newest.epoch)
-        ours = known is not None and known.token == newest.token
-        if newest.epoch > self._epoch or not (ours or newest.token in self._decided_against()):
-            raise self._fenced(f"an epoch {newest.epoch} that is not of this directory owns it")
+        tier = bucket_tier(self._bucket, newest)
+        self._check_seen(newest, tier)
+        return tier
 
-    def _decided_against(self) -> set[str]:
-        """Whoever went on afterwards may have continued an epoch from before the decision."""
-        found: set[str] = set()
-        for epoch in epoch_numbers(self._run):
-            with contextlib.suppress(CorruptData):
-                manifest = read_manifest(self._run, epoch)
-                found.update(manifest.over if manifest else ())
-        return found
+    def _check_seen(self, newest: Commit, theirs: Tier) -> None:
+        ours = local_tier(self._run, newest)
+        if newest.epoch > self._epoch or unseen(ours, theirs):
+            raise self._fenced(
+                f"step {furthest(theirs)} in epoch {newest.epoch} is there, which this directory has not seen"
+            )
 
     def commit(self, run: RunDocument, manifests: Sequence[Manifest], tags: Sequence[Tag]) -> None:
         for _ in range(_TRIES):
@@ -165,7 +171,30 @@ class CommitWriter:
         return True
 
     def _fenced(self, why: str) -> Fenced:
-        return Fenced(
-            f"commit to {self._bucket.url} in epoch {self._epoch}: {why}",
-            hint="another host has gone on with this run; stop this trainer, or give it another bucket",
-        )
+        return _fenced(self._bucket, self._epoch, why)
+
+
+class Fence:
+    """For who puts what no commit names. Owned by one thread."""
+
+    def __init__(self, bucket: Bucket, run: Path, epoch: int) -> None:
+        manifest = read_manifest(run, epoch)
+        self._bucket, self._epoch = bucket, epoch
+        self._token = manifest.token if manifest else ""
+        self._seen = 0
+
+    def check(self) -> None:
+        """Raise unless the newest commit is of our epoch."""
+        number = max(commit_numbers(self._bucket), default=0)
+        if number > self._seen:
+            newest = read_newest(self._bucket)
+            if newest is None or (newest.epoch, newest.token) != (self._epoch, self._token):
+                raise _fenced(self._bucket, self._epoch, "another epoch owns it")
+            self._seen = newest.number
+
+
+def _fenced(bucket: Bucket, epoch: int, why: str) -> Fenced:
+    return Fenced(
+        f"commit to {bucket.url} in epoch {epoch}: {why}",
+        hint="another host has gone on with this run; stop this trainer, or give it another bucket",
+    )

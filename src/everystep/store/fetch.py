@@ -35,9 +35,10 @@ from everystep.store.files import (
     sync_folder,
     temporary_for,
 )
+from everystep.store.log_parts import LogPart, parts_by_segment
 from everystep.store.mapped import map_file
+from everystep.store.objects import Objects
 from everystep.store.runs import Candidate, Lineage, create_run, read_lineage, write_manifest
-from everystep.store.ship_log import part_path, parts_by_segment
 
 _THREADS = 8
 
@@ -47,14 +48,15 @@ def fetch_documents(bucket: Bucket, commit: Commit, folder: Path) -> Lineage:
     folder.mkdir(parents=True, exist_ok=True)
     _write_manifests(commit, folder)
     lineage = read_lineage(folder)
+    objects = Objects.of_commit(bucket, commit)
     with ThreadPoolExecutor(_THREADS) as pool:
-        list(pool.map(lambda c: _fetch_index(bucket, c, folder), lineage.candidates))
+        list(pool.map(lambda c: _fetch_index(objects, c, folder), lineage.candidates))
     return lineage
 
 
-def _fetch_index(bucket: Bucket, candidate: Candidate, folder: Path) -> None:
+def _fetch_index(objects: Objects, candidate: Candidate, folder: Path) -> None:
     path = layout.index_path(folder, candidate.epoch, candidate.entry.step)
-    data = bucket.read(path.inside)
+    data = objects.read(path.inside)
     if data is not None:  # else whoever reads the index says so
         make_folder(path.parent, below=RunPath(folder))
         write_document(path, data)
@@ -83,8 +85,8 @@ def ensure_run(folder: Path, document: RunDocument) -> None:
 class Fetcher:
     """Fetches into one local directory. `documents` is a folder with the bucket's documents."""
 
-    def __init__(self, bucket: Bucket, documents: Path, run: Path) -> None:
-        self._bucket, self._documents, self._run = bucket, documents, run
+    def __init__(self, objects: Objects, documents: Path, run: Path) -> None:
+        self._objects, self._documents, self._run = objects, documents, run
         self.bytes = 0
 
     def bases(self, candidates: Sequence[Candidate]) -> None:
@@ -112,7 +114,7 @@ class Fetcher:
         with _new_file(path) as fd:
 
             def piece(at: int) -> None:
-                _write(fd, read_piece(self._bucket, file, at), at)
+                _write(fd, read_piece(self._objects, file, at), at)
 
             list(pool.map(piece, range(0, file.bytes, PART_BYTES)))
         self.bytes += file.bytes
@@ -131,41 +133,41 @@ class Fetcher:
         """Segments behind the oldest base, unless the local ones hold as much."""
         oldest = min((c.entry.step for c in lineage.candidates), default=0)
         epochs = {epoch for epoch, _ in lineage.path}
-        found = parts_by_segment(self._bucket.listing("epochs"))
+        found = parts_by_segment(self._objects.listing())
         ours = {place: parts for place, parts in found.items() if place.epoch in epochs}
         for place, parts in ours.items():
             behind = [other for other in ours if other.epoch == place.epoch and other > place]
             replaced = behind and min(behind).after <= oldest
             path = place.path(self._run)
-            if parts and not replaced and not _is_whole(path, sum(parts[-1])):
+            if parts and not replaced and not _is_whole(path, parts[-1].end):
                 self._segment(path, parts)
 
-    def _segment(self, path: RunPath, parts: list[tuple[int, int]]) -> None:
+    def _segment(self, path: RunPath, parts: list[LogPart]) -> None:
         make_folder(path.parent, below=RunPath(self._run))
         with _new_file(path, better=_records) as fd:
-            for at, size in parts:
-                _write(fd, self._bucket.read_part(part_path(path, at), 0, size), at)
-                self.bytes += size
+            for part in parts:
+                _write(fd, self._objects.read_part(part.path(path), 0, part.size), part.at)
+                self.bytes += part.size
 
     def manifests(self, commit: Commit) -> None:
         _write_manifests(commit, self._run)
 
 
-def check_object(bucket: Bucket, file: StoredFile) -> None:
+def check_object(objects: Objects, file: StoredFile) -> None:
     for at in range(0, file.bytes, PART_BYTES):
-        read_piece(bucket, file, at)
+        read_piece(objects, file, at)
 
 
-def read_object(bucket: Bucket, file: StoredFile) -> bytes:
+def read_object(objects: Objects, file: StoredFile) -> bytes:
     """All of a small file, checked."""
-    return b"".join(read_piece(bucket, file, at) for at in range(0, file.bytes, PART_BYTES))
+    return b"".join(read_piece(objects, file, at) for at in range(0, file.bytes, PART_BYTES))
 
 
-def read_piece(bucket: Bucket, file: StoredFile, at: int) -> memoryview:
+def read_piece(objects: Objects, file: StoredFile, at: int) -> memoryview:
     """PART_BYTES of a file, or what is left of it, checked."""
     name = layout.name_of(file)
-    part = bucket.read_part(name, at, min(at + PART_BYTES, file.bytes))
-    check_chunks(part, at, file, f"read {bucket.url}/{name}")
+    part = objects.read_part(name, at, min(at + PART_BYTES, file.bytes))
+    check_chunks(part, at, file, f"read {objects.url}/{name}")
     return part
 
 

@@ -241,6 +241,12 @@ def replace_file(old: RunPath, new: RunPath) -> None:
         os.replace(old.name, name, src_dir_fd=folder, dst_dir_fd=folder)
 
 
+def move_out(path: RunPath, to: Path) -> None:
+    """A folder of the run goes to a place beside it, on the same disk."""
+    with _at(path) as (folder, name):
+        os.rename(name, to, src_dir_fd=folder)
+
+
 def link_file(old: RunPath, new: RunPath) -> None:
     """FileExistsError if the new name is taken; both lie in one folder."""
     with _at(new) as (folder, name):

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from everystep.core.retention import Rules
 from everystep.errors import CorruptData, Fenced, NotARun, StoreError, UnknownVersion
-from everystep.format.base import BaseEntry, Manifest, Point, RunDocument
+from everystep.format.base import BaseEntry, Manifest, PassedOver, Point, RunDocument
 from everystep.format.checks import check_manifest
 from everystep.format.document import pack_document, unpack_document
 from everystep.store import layout
@@ -124,7 +124,7 @@ def claim_epoch(
     *,
     known: Known | None = None,
     behind: int = 0,
-    over: tuple[str, ...] = (),
+    over: tuple[PassedOver, ...] = (),
 ) -> Manifest:
     """Take the next epoch number for ourselves by an atomic mkdir, and say what we continue. Without `known`
     whatever is newest is gone on from. `behind`: the number is a later one than this. `over`: what of another

@@ -17,9 +17,10 @@ from everystep.store.bases import check_chunks, read_index
 from everystep.store.bucket import PART_BYTES, Bucket
 from everystep.store.bucket_commits import CommitWriter
 from everystep.store.files import RunPath, look_at
+from everystep.store.log_parts import is_log_part
 from everystep.store.mapped import map_file
+from everystep.store.objects import Objects
 from everystep.store.runs import Candidate, check_fence, read_lineage, read_manifest, read_run
-from everystep.store.ship_log import is_log_part
 from everystep.store.tags import read_tags
 
 Sent = Callable[[int], None]  # told of every part that goes out; waits if that was too fast
@@ -45,6 +46,7 @@ class BaseShipper:
 
     def __init__(self, bucket: Bucket, run: Path, epoch: int, sent: Sent) -> None:
         self._bucket, self._run, self._epoch, self._sent = bucket, run, epoch, sent
+        self._objects = Objects.of_directory(bucket, run)
         self._commits: CommitWriter | None = None
         # our manifest and the tags when everything that counted here was shipped
         self._done: tuple[Manifest | None, tuple[Tag, ...]] = (None, ())
@@ -80,7 +82,7 @@ class BaseShipper:
         tags = self._tags()
         if not tier.candidates:
             return
-        there = self._bucket.listing("epochs")
+        there = self._objects.listing()
         tier = read_tier(self._run)  # after listing: what is there and not here was dropped here
         bases, problem = _open_bases(self._run, tier)
         problem = self._ship(self._commits, tier, tags, bases, there) or problem
@@ -108,7 +110,7 @@ class BaseShipper:
         for base in bases:
             try:
                 for path in base.missing(there):
-                    base.put(self._bucket, path, self._count)
+                    base.put(self._objects, path, self._count)
                     there[path] = base.sizes[path]
             except CorruptData as error:
                 problem = problem or error
@@ -149,7 +151,9 @@ class BaseShipper:
             and not (is_log_part(path) and self._has_segment_of(path))
         ]
         commits.check_fence()
-        self._bucket.delete(old)
+        self._objects.delete(old)
+        others = self._objects.others()
+        self._bucket.delete(name for name, epoch in others.items() if epoch <= self._epoch)
         commits.remove_old()
 
     def _has_segment_of(self, part: str) -> bool:
@@ -184,7 +188,7 @@ class _LocalBase:
     def missing(self, there: Mapping[str, int]) -> dict[str, int]:
         return {path: size for path, size in self.sizes.items() if there.get(path) != size}
 
-    def put(self, bucket: Bucket, path: str, sent: Sent) -> None:
+    def put(self, bucket: Objects, path: str, sent: Sent) -> None:
         data = self._data[path]
         if path == self._index:
             sent(len(data))

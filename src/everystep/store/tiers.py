@@ -13,22 +13,20 @@ import logging
 import os
 import re
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
 from everystep.core.retention import Rules
-from everystep.core.tiers import EpochMark, Tier, newer_tier
+from everystep.core.tiers import Tier, furthest, newer_tier, unseen
 from everystep.errors import StoreError, UsageError
-from everystep.format.base import Manifest, Point
+from everystep.format.base import PassedOver
 from everystep.format.commit import Commit
 from everystep.store import layout
-from everystep.store.bases import read_index
 from everystep.store.bucket import Bucket, is_url, redacted
-from everystep.store.bucket_commits import read_newest
+from everystep.store.bucket_commits import CommitWriter, read_newest
 from everystep.store.fetch import Fetcher, ensure_run, fetch_documents, remove_leftovers
-from everystep.store.files import remove_file
-from everystep.store.log_reader import LogReader
+from everystep.store.files import move_out, remove_file
+from everystep.store.objects import Objects
 from everystep.store.runs import (
     claim_epoch,
     identify,
@@ -36,6 +34,7 @@ from everystep.store.runs import (
     read_lineage,
     read_manifest,
 )
+from everystep.store.tier_view import bucket_tier, line_end, local_tier
 from everystep.text import is_text
 
 log = logging.getLogger("everystep")
@@ -80,7 +79,7 @@ def bring(run: Path, url: str, *, heal: bool = True) -> bool:
     try:
         commit = read_newest(bucket)
     except StoreError as error:
-        if not _local(run, None).marks:
+        if not local_tier(run, None).marks:
             raise  # there may be something to resume: beginning anew would be wrong
         log.warning("bucket_unreachable run=%s: going on from the directory: %s", run, error)
         return False
@@ -108,12 +107,12 @@ def _bucket_is_newer(run: Path, bucket: Bucket, commit: Commit) -> bool:
             f"{commit.run.run_id}",
             hint="give this run a directory and a prefix of its own",
         )
-    local, theirs = _local(run, commit), _tier(commit.manifests)
+    local, theirs = local_tier(run, commit), bucket_tier(bucket, commit)
     winner = newer_tier(local, theirs)
     if winner == "neither":
         raise UsageError(
             f"open {run} with {bucket.url}: both have gone on with this run, each on its own: the directory "
-            f"{_line(local)}, the bucket {_line(theirs)}",
+            f"{_line(local)}, the bucket at least {_line(theirs)}",
             hint=f"everystep rewind {run} --bucket {bucket.url} --take directory (or bucket) goes on from "
             "one of them; the other is kept beside the directory",
         )
@@ -121,8 +120,7 @@ def _bucket_is_newer(run: Path, bucket: Bucket, commit: Commit) -> bool:
 
 
 def _line(tier: Tier) -> str:
-    epoch = max(tier.marks)
-    return f"to step {tier.marks[epoch].step} in epoch {epoch}"
+    return f"to step {furthest(tier)} in epoch {max(tier.marks)}"
 
 
 def take(run: Path, url: str, which: Literal["directory", "bucket"]) -> Path:
@@ -130,28 +128,29 @@ def take(run: Path, url: str, which: Literal["directory", "bucket"]) -> Path:
     in a directory beside this one, whose path is returned."""
     bucket = Bucket(url)
     commit = read_newest(bucket)
-    local = _local(run, commit)
-    theirs = _tier(commit.manifests) if commit is not None else Tier({})
+    local = local_tier(run, commit)
+    theirs = bucket_tier(bucket, commit) if commit is not None else Tier({})
     if commit is None or newer_tier(local, theirs) != "neither":
         raise UsageError(
             f"take the {which} of {run} and {bucket.url}: one of them goes on from the other",
             hint="nothing is to be decided: attach, or everystep rewind RUN STEP",
         )
     if which == "bucket":
-        aside = _free_name(run, f"directory-at-{local.marks[max(local.marks)].step}")
+        aside = _free_name(run, f"directory-at-{furthest(local)}")
         run.rename(aside)
         _fetch(run, bucket, commit)
         return aside
-    aside = _free_name(run, f"bucket-at-{theirs.marks[max(theirs.marks)].step}")
+    aside = _free_name(run, f"bucket-at-{furthest(theirs)}")
     _fetch(aside, bucket, commit)
     newest = newest_manifest(run)
-    claim_epoch(
+    manifest = claim_epoch(
         run,
-        _end(run),
+        line_end(run),
         newest.rules if newest else Rules(),
         behind=max(theirs.marks),
-        over=tuple(m.token for m in commit.manifests if m.token not in _tokens(local)),
+        over=tuple(PassedOver(mark.token, mark.step) for mark in unseen(local, theirs)),
     )
+    CommitWriter(bucket, run, manifest).claim(commit.run)  # whoever still writes there is fenced
     return aside
 
 
@@ -160,19 +159,15 @@ def _free_name(run: Path, what: str) -> Path:
     return next(path for name in names if not (path := run.with_name(name)).exists())
 
 
-def _tokens(tier: Tier) -> set[str]:
-    return {mark.token for mark in tier.marks.values()}
-
-
 def _fetch(run: Path, bucket: Bucket, commit: Commit) -> None:
     run.mkdir(parents=True, exist_ok=True)
     remove_leftovers(run)
     with tempfile.TemporaryDirectory(prefix="everystep-") as folder:
         theirs = fetch_documents(bucket, commit, Path(folder))
-        fetcher = Fetcher(bucket, Path(folder), run)
+        _set_aside_others(run, commit)
+        fetcher = Fetcher(Objects.of_commit(bucket, commit), Path(folder), run)
         fetcher.bases(theirs.candidates)
         fetcher.log(theirs)
-        _set_aside_newer(run, max(m.epoch for m in commit.manifests))
         fetcher.manifests(commit)
     log.info("fetched run=%s from=%s bytes=%d", run, bucket.url, fetcher.bytes)
 
@@ -184,59 +179,30 @@ def _heal(run: Path, bucket: Bucket, commit: Commit) -> None:
         ours = read_lineage(run)
         with tempfile.TemporaryDirectory(prefix="everystep-") as folder:
             theirs = fetch_documents(bucket, commit, Path(folder)).candidates
-            fetcher = Fetcher(bucket, Path(folder), run)
+            fetcher = Fetcher(Objects.of_directory(bucket, run), Path(folder), run)
             fetcher.bases([candidate for candidate in ours.candidates if candidate in theirs])
             fetcher.log(ours)
     except StoreError as error:
         log.warning("not_healed run=%s: %s", run, error)
 
 
-def _tier(manifests: Sequence[Manifest]) -> Tier:
-    steps = {m.epoch: max((e.step for e in m.bases), default=-1) for m in manifests}
-    newest = max(manifests, key=lambda m: m.epoch, default=None)
-    points = [newest.continues, *newest.ancestors] if newest and newest.continues else []
-    return Tier(
-        {m.epoch: EpochMark(m.token, steps[m.epoch]) for m in manifests},
-        {point.epoch: point.step for point in points},
-        frozenset(token for manifest in manifests for token in manifest.over),
-    )
-
-
-def _local(run: Path, commit: Commit | None) -> Tier:
-    """Epochs of the directory that hold something, or that the bucket knows; how far the newest goes."""
-    known = {m.token for m in commit.manifests} if commit else set()
-    found = []
-    for epoch in layout.epoch_numbers(run):
-        try:
-            manifest = read_manifest(run, epoch)
-        except StoreError:
-            continue
-        holds = manifest is not None and (
-            manifest.bases or layout.segments(run, epoch) or manifest.over
-        )
-        if manifest is not None and (holds or manifest.token in known):
-            found.append(manifest)
-    tier, end = _tier(found), _end(run)
-    if end is not None and end.epoch in tier.marks:
-        mark = tier.marks[end.epoch]
-        further = mark._replace(step=max(mark.step, end.step))
-        tier = tier._replace(marks={**tier.marks, end.epoch: further})
-    return tier
-
-
-def _end(run: Path) -> Point | None:
-    """How far the directory's lineage goes, the log included, as far as it can be read."""
-    with contextlib.suppress(StoreError):
-        lineage = read_lineage(run)
-        for candidate in lineage.candidates:
-            with contextlib.suppress(StoreError):
-                census = read_index(run, candidate).census
-                return LogReader(run, lineage, candidate.point, census).end
-    return None
-
-
-def _set_aside_newer(run: Path, epoch: int) -> None:
-    """Epochs that were claimed here, hold nothing, and would hide the bucket's newest one."""
+def _set_aside_others(run: Path, commit: Commit) -> None:
+    """Epochs of this directory alone that have the number of one of the bucket's, or would hide its newest.
+    What they hold was decided against; it is kept beside the run."""
+    tokens = {m.epoch: m.token for m in commit.manifests}
     for number in layout.epoch_numbers(run):
-        if number > epoch:
-            remove_file(layout.manifest_path(run, number))
+        with contextlib.suppress(StoreError):
+            manifest = read_manifest(run, number)
+            token = manifest.token if manifest else None
+            if token in (None, tokens.get(number)) or (
+                number < max(tokens) and number not in tokens
+            ):
+                continue
+            if layout.segments(run, number) or number in {
+                epoch for epoch, _ in layout.base_dirs(run)
+            }:
+                aside = _free_name(run, f"epoch-{number}")
+                move_out(layout.epoch_dir(run, number), aside)
+                log.warning("set_aside run=%s epoch=%d to=%s", run, number, aside)
+            else:
+                remove_file(layout.manifest_path(run, number))

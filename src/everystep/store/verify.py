@@ -18,6 +18,7 @@ from everystep.store.bucket import Bucket
 from everystep.store.bucket_commits import read_newest
 from everystep.store.fetch import Fetcher, check_object, fetch_documents, read_object
 from everystep.store.log_reader import read_log
+from everystep.store.objects import Objects
 from everystep.store.runs import Candidate, Lineage, read_lineage
 from everystep.store.tags import read_tags
 
@@ -50,12 +51,13 @@ def verify_bucket(url: str, progress: Progress = _silent) -> Report:
         raise NotARun(f"open {url}: there is no run", hint="check the URL")
     with tempfile.TemporaryDirectory(prefix="everystep-") as folder:
         lineage = fetch_documents(bucket, commit, Path(folder))
-        Fetcher(bucket, Path(folder), Path(folder)).log(lineage)
+        objects = Objects.of_commit(bucket, commit)
+        Fetcher(objects, Path(folder), Path(folder)).log(lineage)
         return verify_run(
             Path(folder),
             progress,
-            lambda file: check_object(bucket, file),
-            lambda file: read_object(bucket, file),
+            lambda file: check_object(objects, file),
+            lambda file: read_object(objects, file),
         )
 
 

@@ -1,0 +1,77 @@
+"""What each of the two tiers knows of the run."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from everystep.core.tiers import EpochMark, Tier
+from everystep.errors import StoreError
+from everystep.format.base import Manifest, Point
+from everystep.format.commit import Commit
+from everystep.store import layout
+from everystep.store.bases import read_index
+from everystep.store.bucket import Bucket
+from everystep.store.log_parts import log_ends
+from everystep.store.log_reader import LogReader
+from everystep.store.objects import Objects
+from everystep.store.runs import read_lineage, read_manifest
+
+
+def bucket_tier(bucket: Bucket, commit: Commit) -> Tier:
+    """The log counts in the newest epoch, and in those before it as far as they were gone on from."""
+    tier, logged = _tier(commit.manifests), log_ends(Objects.of_commit(bucket, commit).listing())
+    for epoch in {commit.epoch, *tier.continued} & tier.marks.keys():
+        end = logged.get(epoch, -1)
+        tier = _as_far_as(tier, epoch, min(end, tier.continued.get(epoch, end)))
+    return tier
+
+
+def _as_far_as(tier: Tier, epoch: int, step: int) -> Tier:
+    mark = tier.marks[epoch]
+    return tier._replace(marks={**tier.marks, epoch: mark._replace(step=max(mark.step, step))})
+
+
+def _tier(manifests: Sequence[Manifest]) -> Tier:
+    steps = {m.epoch: max((e.step for e in m.bases), default=-1) for m in manifests}
+    newest = max(manifests, key=lambda m: m.epoch, default=None)
+    points = [newest.continues, *newest.ancestors] if newest and newest.continues else []
+    over: dict[str, int] = {}
+    for line in (line for manifest in manifests for line in manifest.over):
+        over[line.token] = max(line.step, over.get(line.token, line.step))
+    return Tier(
+        {m.epoch: EpochMark(m.token, steps[m.epoch]) for m in manifests},
+        {point.epoch: point.step for point in points},
+        over,
+    )
+
+
+def local_tier(run: Path, commit: Commit | None) -> Tier:
+    """Epochs of the directory that hold something, or that the bucket knows; how far the newest goes."""
+    known = {m.token for m in commit.manifests} if commit else set()
+    found = []
+    for epoch in layout.epoch_numbers(run):
+        try:
+            manifest = read_manifest(run, epoch)
+        except StoreError:
+            continue
+        holds = manifest is not None and (
+            manifest.bases or layout.segments(run, epoch) or manifest.over
+        )
+        if manifest is not None and (holds or manifest.token in known):
+            found.append(manifest)
+    tier, end = _tier(found), line_end(run)
+    there = end is not None and end.epoch in tier.marks
+    return _as_far_as(tier, end.epoch, end.step) if end is not None and there else tier
+
+
+def line_end(run: Path) -> Point | None:
+    """How far the directory's lineage goes, the log included, as far as it can be read."""
+    with contextlib.suppress(StoreError):
+        lineage = read_lineage(run)
+        for candidate in lineage.candidates:
+            with contextlib.suppress(StoreError):
+                census = read_index(run, candidate).census
+                return LogReader(run, lineage, candidate.point, census).end
+    return None

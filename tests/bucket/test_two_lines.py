@@ -1,0 +1,201 @@
+"""Hosts that share a bucket and attach, train, are fenced, restart and lose their disks in any order: whoever
+goes on has seen every durable step of directory and bucket, or is told which ones the other line has."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+from faults.work import CENSUS, problems, record, snapshot
+from faults.work import Claim as Promise
+from faults.work import Work as History
+
+from everystep.core.retention import Rules
+from everystep.errors import EverystepError, Fenced, UsageError
+from everystep.format.log import census_digest
+from everystep.recover.find import Found, find_newest
+from everystep.store.bucket import Bucket
+from everystep.store.bucket_commits import read_newest
+from everystep.store.epoch import EpochWriter
+from everystep.store.log import LogWriter
+from everystep.store.meter import Throttle
+from everystep.store.runs import read_manifest
+from everystep.store.ship import BaseShipper
+from everystep.store.ship_log import LogEnd, LogShipper
+from everystep.store.tiers import bring, take
+
+INTERLEAVINGS = int(os.environ.get("EVERYSTEP_INTERLEAVINGS", "24"))
+OPERATIONS = 30
+Line = dict[int, int]  # of every step, in which branch of the history it was made
+
+
+class World:
+    """The history of all hosts, and the bucket between them."""
+
+    def __init__(self, folder: Path, chance: random.Random) -> None:
+        self.folder, self.chance = folder, chance
+        self.url = f"file://{folder / 'bucket'}"
+        self.history = History(folder / "none", folder / "none", chance, lambda: 0)
+        self.branches = 0
+        self.decided_against: set[int] = (
+            set()
+        )  # branches: until the winner ships, the bucket names them
+        self.refused = 0
+
+    def line_of(self, run: Path) -> Line:
+        """What a directory brings back; every byte of it is that of one line."""
+        try:
+            found, _ = find_newest(run, None)
+        except EverystepError:
+            return {}
+        return self._line(found)
+
+    def _line(self, found: Found | None) -> Line:
+        if found is None:
+            return {}
+        step, branch = (int(word) for word in bytes(found.session.rng).split()[1:])
+        found.close()
+        return self.history.history[branch, step]
+
+    def line_of_bucket(self) -> Line:
+        if read_newest(Bucket(self.url)) is None:
+            return {}
+        with tempfile.TemporaryDirectory(dir=self.folder) as aside:
+            bring(Path(aside, "run"), self.url)
+            return self.line_of(Path(aside, "run"))
+
+
+class Host:
+    def __init__(self, world: World, name: str) -> None:
+        self.world, self.name = world, name
+        self.run = world.folder / name
+        self.line: Line = {}
+        self.writer: EpochWriter | None = None
+        self.keep = world.chance.choice([1, 2, 3])
+
+    def attach(self) -> None:
+        world = self.world
+        self.writer = None
+        mine, theirs = world.line_of(self.run), world.line_of_bucket()
+        try:
+            bring(self.run, self.world.url)
+        except UsageError as error:
+            assert "each on its own" in str(error), error
+            goes_on = _holds(mine, theirs) and not self._is_elsewhere()
+            assert not (goes_on or _holds(theirs, mine)), f"refused in vain: {error}"
+            assert f"the directory to step {max(mine)} " in str(error), (mine, error)
+            world.refused += 1
+            self._decide(mine, theirs)
+            return
+        self.line = dict(world.line_of(self.run))
+        counts = {step: b for step, b in theirs.items() if b not in world.decided_against}
+        for line, what in ((mine, "its directory"), (counts, "the bucket")):
+            assert _holds(self.line, line), (
+                f"{self.name} goes on at {_end(self.line)} and has passed over {what} at {_end(line)}"
+            )
+        self._begin()
+
+    def _is_elsewhere(self) -> bool:
+        """Whether the bucket belongs to a writer that this directory has not heard of."""
+        commit = read_newest(Bucket(self.world.url))
+        assert commit is not None
+        manifest = read_manifest(self.run, commit.epoch)
+        return manifest is None or manifest.token != commit.token
+
+    def _decide(self, mine: Line, theirs: Line) -> None:
+        which = self.world.chance.choice(["directory", "bucket"])
+        kept = take(self.run, self.world.url, which)  # type: ignore[arg-type]
+        wins, loses = (mine, theirs) if which == "directory" else (theirs, mine)
+        assert self.world.line_of(self.run) == wins and self.world.line_of(kept) == loses
+        self.world.decided_against |= {b for step, b in loses.items() if wins.get(step) != b}
+        shutil.rmtree(kept)
+
+    def _begin(self) -> None:
+        world = self.world
+        world.branches += 1
+        found = find_newest(self.run, None)[0] if self.line else None
+        self.writer = EpochWriter(self.run, found.point if found else None, Rules(self.keep))
+        manifest = self.writer.manifest
+        digest = census_digest(CENSUS)
+        self.log = LogWriter(self.run, manifest.run_id, manifest.epoch, digest)
+        self.based = self.logged = max(self.line) if self.line else -1
+        bucket = Bucket(world.url)
+        self.shipper = BaseShipper(bucket, self.run, manifest.epoch, Throttle(0))
+        self.log_shipper = LogShipper(bucket, self.run, manifest.epoch, Throttle(0))
+        self.end: LogEnd | None = None
+
+    def train(self) -> None:
+        assert self.writer is not None
+        world, branch = self.world, self.world.branches * 10 + int(self.name)
+        steps = range(
+            max(self.line, default=0) + 1,
+            max(self.line, default=0) + 1 + world.chance.choice([1, 2]),
+        )
+        for step in steps:
+            self.line[step] = branch
+            world.history.history[branch, step] = dict(self.line)
+        if self.logged == steps[0] - 1 and self.based > 0 and world.chance.random() < 0.5:
+            self.log.append([record(step, self.line) for step in steps])
+            self.end = LogEnd(*self.log.end, steps[-1])
+            self.logged = steps[-1]
+        else:
+            self.writer.commit(snapshot(steps[-1], self.line))
+            self.log.close()
+            self.based = self.logged = steps[-1]
+            self.writer.retain()
+
+    def ship(self) -> None:
+        with contextlib.suppress(Fenced):  # it trains on, and keeps what it writes
+            self.shipper.turn()
+            if self.shipper.claimed:
+                self.log_shipper.turn(self.end)
+
+    def lose(self) -> None:
+        self.writer = None
+        shutil.rmtree(self.run, ignore_errors=True)
+
+    def do_something(self) -> None:
+        if self.writer is None:
+            self.attach()
+            return
+        operations = [self.train, self.ship, self.attach, self.lose]
+        self.world.chance.choices(operations, [6, 4, 1.5, 0.3])[0]()
+
+
+def _holds(line: Line, other: Line) -> bool:
+    """Whether a line has all steps of the other one, and goes on from there or ends there."""
+    return all(line.get(step) == branch for step, branch in other.items())
+
+
+def _end(line: Line) -> object:
+    return (max(line), line[max(line)]) if line else "nothing"
+
+
+def interleave(seed: int, folder: Path) -> tuple[World, list[Host]]:
+    chance = random.Random(f"two lines {seed}")
+    world = World(folder, chance)
+    hosts = [Host(world, str(number)) for number in range(chance.choice([2, 2, 3]))]
+    for work in (hosts[0].attach, hosts[0].train, hosts[0].ship):
+        work()  # from then on the bucket tells which run it is
+    for _ in range(OPERATIONS):
+        chance.choice(hosts).do_something()
+    return world, hosts
+
+
+@pytest.mark.parametrize("seed", range(INTERLEAVINGS))
+def test_no_line_is_passed_over_in_silence(seed: int, tmp_path: Path) -> None:
+    world, hosts = interleave(seed, tmp_path)
+    for host in hosts:
+        if host.run.exists():
+            line = world.line_of(host.run)
+            assert not problems(host.run, world.history, Promise(max(line, default=-1)))
+
+
+def test_interleavings_do_diverge(tmp_path: Path) -> None:
+    """Or they would test nothing."""
+    assert sum(interleave(seed, tmp_path / str(seed))[0].refused for seed in range(10)) >= 5

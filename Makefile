@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: setup demo test check fix bench test-kills storm hostile clean
+.PHONY: setup demo test check fix bench test-kills storm hostile faults clean
 
 setup: $(STAMP)
 
@@ -46,6 +46,9 @@ storm: setup  ## draw N training programs from SEED on, run them unbroken and br
 
 hostile: setup  ## change N valid stores from SEED on, seal them again, visit each: nobody may be harmed
 	$(BIN)/python -m tests.hostile.stores --n $(N) --seed $(SEED)
+
+faults: setup  ## live N lives on disks that refuse and lose power, from SEED on: every claim must hold
+	$(BIN)/python -m tests.faults --n $(N) --seed $(SEED)
 
 clean:
 	rm -rf .venv build dist src/*.egg-info

@@ -6,10 +6,10 @@ from __future__ import annotations
 import random
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from faults.disk import Disk
+from faults.disk import Disk, Operation
 from faults.inject import Faults
 from faults.power import build, survivors
 from faults.work import Work, problems
@@ -18,8 +18,12 @@ OPERATIONS, INSTANTS = 14, 12
 _REFUSES = 0.5  # of all disks
 
 
-def live(seed: int) -> Iterator[str]:
-    """What went wrong in one life and the INSTANTS crashes of it, in words."""
+Forgets = Callable[[Operation, bool], bool]  # told whether it is about a folder
+
+
+def live(seed: int, forgets: Forgets = lambda operation, folder: False) -> Iterator[str]:
+    """What went wrong in one life and the INSTANTS crashes of it, in words. `forgets` tells the syncs that
+    somebody has forgotten: the disk never saw them."""
     chance = random.Random(f"faults {seed}")
     folder = Path(tempfile.mkdtemp(prefix="fs-", dir=_memory()))
     try:
@@ -31,15 +35,24 @@ def live(seed: int) -> Iterator[str]:
             yield from (f"seed {seed}: {told}" for told in _operate(work, faults, chance, refuses))
         if disk.unseen:
             yield f"seed {seed}: written past the disk: {disk.unseen[0]}"
+        trace = _without(disk, forgets)
         for number in range(INSTANTS):
-            instant = chance.randrange(len(disk.trace) + 1)
+            instant = chance.randrange(len(trace) + 1)
             target = folder / f"after-{number}"
-            build(survivors(disk.trace, instant, chance), disk.folders, target)
+            build(survivors(trace, instant, chance), disk.folders, target)
             for told in _found(target / "run", work, instant, chance):
                 yield f"seed {seed}, crash {number} at {instant} of {len(disk.trace)}: {told}"
             shutil.rmtree(target)
     finally:
         shutil.rmtree(folder)
+
+
+def _without(disk: Disk, forgets: Forgets) -> Sequence[Operation]:
+    forgotten = Operation("nothing", 0)
+    return [
+        forgotten if o.kind == "sync" and forgets(o, disk.folders[o.node]) else o
+        for o in disk.trace
+    ]
 
 
 def _operate(work: Work, faults: Faults, chance: random.Random, refuses: bool) -> Iterator[str]:

@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: setup demo test check fix bench test-kills storm hostile faults clean
+.PHONY: setup demo test check fix bench test-kills storm hostile faults test-sanitize clean
 
 setup: $(STAMP)
 
@@ -38,6 +38,15 @@ bench: setup  ## the figures of the README, as JSON
 test-kills: setup  ## the long version: 200 kills of the trainer, 50 of the shadow
 	EVERYSTEP_KILLS=200 EVERYSTEP_SHADOW_KILLS=50 $(BIN)/python -m pytest --timeout 3600 \
 		tests/crash/test_trainer_kills.py tests/crash/test_shadow_kills.py
+
+# the leak checker would report Python itself; torch and OpenMP came without instruments
+test-sanitize: setup  ## the C library's tests under address and undefined-behaviour sanitizers
+	mkdir -p build
+	$(BIN)/python -m everystep.native.build --sanitize build/sanitized.so
+	EVERYSTEP_NATIVE=$(CURDIR)/build/sanitized.so ASAN_OPTIONS=detect_leaks=0 \
+		LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so)" \
+		$(BIN)/python -m pytest -p no:cacheprovider tests/unit/test_twins.py tests/unit/test_twin_advance.py \
+		tests/unit/test_digests.py tests/unit/test_sparse.py tests/unit/test_memory.py tests/unit/test_sanitizers.py
 
 N ?= 200
 SEED ?= 1

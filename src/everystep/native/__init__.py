@@ -25,10 +25,12 @@ STEP = np.dtype(
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """None where no compiler was found at installation, or EVERYSTEP_NATIVE=0 asks for torch."""
-    if os.environ.get("EVERYSTEP_NATIVE") == "0":
+    """None where no compiler was found at installation, or EVERYSTEP_NATIVE=0 asks for torch. Else that may
+    name another library."""
+    asked = os.environ.get("EVERYSTEP_NATIVE", "")
+    if asked == "0":
         return None
-    for path in sorted(Path(__file__).parent.glob("_replay*.so")):
+    for path in [asked] if asked else sorted(Path(__file__).parent.glob("_replay*.so")):
         loaded = ctypes.CDLL(str(path))
         address, count, number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
         loaded.everystep_replay.argtypes = [number, address, count, address, count, number]

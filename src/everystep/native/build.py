@@ -1,4 +1,7 @@
-"""Compiles the twins beside this file: `python -m everystep.native.build`. Installing does the same."""
+"""Compiles the twins beside this file: `python -m everystep.native.build`. Installing does the same.
+
+`--sanitize TARGET` compiles them for a test instead: every read and write out of bounds, and all that C does
+not define, ends the process with a report."""
 
 from __future__ import annotations
 
@@ -6,23 +9,31 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 HERE = Path(__file__).parent
 FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-shared", "-fopenmp")
 # a fused multiply-add stands where the original has one, and nowhere else
 ROUNDING = ("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
+SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g")
 
 
-def build(target: Path = HERE / "_replay.so") -> Path:
+def build(target: Path = HERE / "_replay.so", more: Sequence[str] = ()) -> Path:
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         raise FileNotFoundError("build the twins: neither gcc nor clang was found")
     sources = map(str, sorted(HERE.glob("*.c")))
-    command = [compiler, *FLAGS, *ROUNDING, "-o", str(target), *sources, "-lm"]
+    command = [compiler, *FLAGS, *ROUNDING, *more, "-o", str(target), *sources, "-lm"]
     subprocess.run(command, check=True)
     return target
 
 
 if __name__ == "__main__":
-    sys.stdout.write(f"{build()}\n")
+    match sys.argv[1:]:
+        case []:
+            sys.stdout.write(f"{build()}\n")
+        case ["--sanitize", target]:
+            sys.stdout.write(f"{build(Path(target), SANITIZE)}\n")
+        case words:
+            sys.exit(f"build: {' '.join(words)}: expected nothing, or --sanitize TARGET")

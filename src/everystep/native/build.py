@@ -16,7 +16,12 @@ HERE = Path(__file__).parent
 FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-shared", "-fopenmp")
 # a fused multiply-add stands where the original has one, and nowhere else
 ROUNDING = ("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
-SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g")
+SANITIZE = (
+    "-fsanitize=address,undefined",
+    "-fno-sanitize-recover=all",
+    "-fno-omit-frame-pointer",
+    "-g",
+)
 
 
 def build(target: Path = HERE / "_replay.so", more: Sequence[str] = ()) -> Path:

@@ -1,5 +1,5 @@
-"""That `make test-sanitize` would find something: the library is the sanitized one, and both kinds of fault end
-the process."""
+"""That `make test-sanitize` would find something: the library is the sanitized one, and both kinds of fault
+end the process."""
 
 from __future__ import annotations
 

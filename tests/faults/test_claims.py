@@ -1,0 +1,176 @@
+"""What `status` claims for the loss of the host is what recovery finds, or less: at any instant of any life
+of a run, whatever the trainer lets go, the disk refuses or somebody changes in the model."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+
+from everystep.core.census import Census
+from everystep.core.events import Edit, Rebase, Seal
+from everystep.core.retention import Rules
+from everystep.errors import EverystepError
+from everystep.format.base import Point
+from everystep.recover.find import find_newest
+from everystep.shadow.logkeeper import LogKeeper
+from everystep.shadow.persist import Persister
+from everystep.shadow.report import describe_store
+
+from .disk import Disk
+from .inject import Faults
+from .power import build, survivors
+from .work import CENSUS, SIZES, content, snapshot
+
+LIVES = int(os.environ.get("EVERYSTEP_CLAIMS", "15"))
+OPERATIONS = 40
+# of another model, whose tensors are as large
+OTHER = msgspec.structs.replace(
+    CENSUS, atoms=tuple(msgspec.structs.replace(a, name=f"new.{a.name}") for a in CENSUS.atoms)
+)
+
+
+class Life:
+    """What a shadow's loop does with store and log, without a trainer."""
+
+    def __init__(self, run: Path, chance: random.Random, faults: Faults) -> None:
+        self.run, self.chance, self.faults = run, chance, faults
+        self.step = 0
+        self.census: Census = CENSUS
+        self.begin()
+
+    def begin(self) -> None:
+        """A shadow that goes on from what there is; or is handed a newer state, which no base holds."""
+        point = newest_in(self.run)
+        if point is not None and (self.step < point.step or self.chance.random() < 0.6):
+            self.step = point.step
+        if self.chance.random() < 0.3:
+            self.census = OTHER if self.census is CENSUS else CENSUS
+        self.persister = Persister(self.run, point, Rules(self.chance.choice([1, 2])))
+        self.log = LogKeeper(self.run, self.census, self.chance.choice([1, 1, 3]))
+        self.look()
+
+    def claimed(self) -> int:
+        shipper = SimpleNamespace(describe=lambda *_: None)
+        told = describe_store(self.persister, self.log, shipper)  # type: ignore[arg-type]
+        step = told["durable_step"]
+        return -1 if step is None else int(step)
+
+    def do_something(self) -> str:
+        work = self.chance.choices(
+            [self.record, self.let_go, self.anew, self.base, self.again, self.batch],
+            [12, 1, 1, 3, 1, 1],
+        )[0]
+        work()
+        self.look()
+        return f"{work.__name__} -> {self.step}"
+
+    def record(self) -> None:
+        after, self.step = self.step, self.step + 1
+        self._offer(after, Edit(2, "", "uint8", (SIZES[2],), 0, SIZES[2], 0))
+
+    def let_go(self) -> None:
+        self.step += self.chance.choice([1, 3])
+        self.record()
+
+    def anew(self) -> None:
+        """The trainer sends its state again."""
+        after, self.step = self.step, self.step + 1
+        atoms = range(len(self.census.atoms))
+        self._offer(after, Rebase(tuple(atoms), tuple(atoms)))
+
+    def base(self) -> None:
+        made_in = dict.fromkeys(range(self.step + 1), 0)
+        written = snapshot(self.step, made_in)._replace(census=self.census)
+        self.persister.write_now(written)
+
+    def again(self) -> None:
+        self.log.wait(10)
+        self.begin()
+
+    def batch(self) -> None:
+        self.log.write_in_batches(self.chance.choice([0, 1, 2, 5]), 0)
+
+    def look(self) -> None:
+        persister = self.persister
+        if not persister.state.epoch:
+            persister.claim()
+        self.log.look_after(
+            persister.run_id,
+            persister.state.epoch,
+            persister.state.durable,
+            reached=persister.state.reached,
+            fits=persister.base_fits(self.census),
+            now=self.chance.random() < 0.7,
+        )
+        self.log.wait(10)
+        self.log._retry_at = 0.0  # a shadow would try again later
+
+    def _offer(self, after: int, event: Edit | Rebase) -> None:
+        seal = Seal(self.step, after, b"rng %d 0" % self.step, b"", (b"",), 0)
+        edit = isinstance(event, Edit)
+        data = content(2, "", self.step, {}, SIZES[2]) if edit else b""
+        self.log.offer(seal, [([event, seal], memoryview(data))])
+
+
+@pytest.mark.parametrize("seed", range(LIVES))
+def test_what_is_claimed_comes_back(seed: int, tmp_path: Path) -> None:
+    chance = random.Random(f"claims {seed}")
+    faults = Faults(random.Random(f"disk {seed}"))
+    (tmp_path / "disk").mkdir()
+    told: list[str] = []
+    with Disk(tmp_path / "disk", faults).watched() as disk:
+        life = Life(tmp_path / "disk" / "run", chance, faults)
+        for _ in range(OPERATIONS):
+            if chance.random() < 0.2:
+                faults.arm()
+            told.append(life.do_something())
+            faults.rest()
+            claimed, found = life.claimed(), step_in(life.run)
+            assert claimed <= found, f"{told}, {faults.struck}"
+            if chance.random() < 0.2:
+                after = tmp_path / "after"
+                build(survivors(disk.trace, len(disk.trace), chance), disk.folders, after)
+                there = step_in(after / "run")
+                assert claimed <= there, f"the power went after {told}, {faults.struck}"
+                shutil.rmtree(after)
+
+
+def newest_in(run: Path) -> Point | None:
+    """What a machine that comes back goes on from."""
+    try:
+        found, _ = find_newest(run, None)
+    except EverystepError:
+        return None
+    if found is None:
+        return None
+    found.close()
+    return found.point
+
+
+def step_in(run: Path) -> int:
+    point = newest_in(run)
+    return -1 if point is None else point.step
+
+
+def test_claims_are_made(tmp_path: Path) -> None:
+    """Or the test above would show nothing: of a life without faults, nearly every step is claimed."""
+    chance = random.Random(1)
+    life = Life(tmp_path / "run", chance, Faults(chance))
+    life.log.write_in_batches(1, 0)
+    life.base()
+    for _ in range(20):
+        life.record()
+        time.sleep(0)
+        life.look()
+    life.log.look_after(
+        life.persister.run_id, 1, life.persister.state.durable, reached=0, fits=True, now=True
+    )
+    life.log.wait(10)
+    assert life.claimed() == step_in(life.run) == life.step

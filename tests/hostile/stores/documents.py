@@ -192,7 +192,7 @@ class Store:
 
     def _point_out_file(self, document: Document, data: bytes) -> Iterator[Document]:
         folder = document.path.parent
-        epoch, step = int(folder.parent.parent.name), int(folder.name)
+        epoch, step = int(folder.parent.parent.name.partition("-")[0]), int(folder.name)
         chunks = [
             xxhash.xxh3_64_hexdigest(data[at : at + CHUNK_BYTES])
             for at in range(0, len(data), CHUNK_BYTES)
@@ -209,7 +209,7 @@ class Store:
 
     def _point_out_index(self, index: Document, data: bytes) -> Iterator[Document]:
         folder = index.path.parent
-        epoch, step = int(folder.parent.parent.name), int(folder.name)
+        epoch, step = int(folder.parent.parent.name.partition("-")[0]), int(folder.name)
         digest = xxhash.xxh3_128_hexdigest(data)
         for document in self.of("manifest", "commit", "tag"):
             stale = [

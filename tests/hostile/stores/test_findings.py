@@ -1,0 +1,310 @@
+"""What hostile stores have done before, one by one; `make hostile` looks for more. Outside of the run lies
+bait, which nobody may touch."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import ondisk
+import pytest
+from store.small_store import build, snapshot
+from typer.testing import CliRunner
+
+from everystep.cli.app import app
+from everystep.core.events import Planes
+from everystep.core.retention import Rules
+from everystep.errors import CorruptData, EverystepError
+from everystep.format.base import Point
+from everystep.format.planes import unpack_planes
+from everystep.format.values import decode
+from everystep.recover.find import find_newest
+from everystep.store.bucket import Bucket, redacted
+from everystep.store.epoch import EpochWriter
+from everystep.store.meter import Throttle
+from everystep.store.ship import BaseShipper
+from everystep.store.tags import set_tag
+from everystep.store.tiers import bring
+from everystep.text import printable
+
+from .documents import Document, Store, closed
+
+NEWEST = 3
+WAYS_OUT = ("{outside}/bait", "../outside/bait", "../../../../outside/bait", "weights/../../x", "")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Path]:
+    """Epochs 1 and 2 of three bases, beside a folder that has to be the same afterwards."""
+    outside = tmp_path / "outside"
+    (outside / "folder").mkdir(parents=True)
+    (outside / "bait").write_bytes(b"bait")
+    (outside / "folder" / "weights.safetensors").write_bytes(b"somebody's")
+    build(tmp_path / "run", 200)
+    yield tmp_path / "run"
+    found = {p.relative_to(outside): p.is_file() and p.read_bytes() for p in outside.rglob("*")}
+    assert found == {
+        Path("folder"): False,
+        Path("folder/weights.safetensors"): b"somebody's",
+        Path("bait"): b"bait",
+    }
+
+
+def says(*words: object) -> tuple[int, str]:
+    done = CliRunner().invoke(app, [str(word) for word in words])
+    assert done.exception is None or isinstance(done.exception, SystemExit), repr(done.exception)
+    return done.exit_code, done.output
+
+
+def base_of(store: Store, step: int = NEWEST) -> Document:
+    return next(d for d in store.of("base") if d.tree["step"] == step)
+
+
+def change_index(run: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    store = Store(run)
+    index = base_of(store)
+    change(index.tree)
+    store.seal(index)
+
+
+def falls_back(run: Path) -> None:
+    """The newest base is refused, by loading and by verify; an older one serves."""
+    found, _ = find_newest(run, None)
+    assert found is not None and found.point.step == NEWEST - 1
+    assert refused_by_verify(run)
+
+
+def refused_by_verify(run: Path) -> bool:
+    code, told = says("verify", run, "--json")
+    return code == 1 and json.loads(told)["valid_steps"] == [1, 2]
+
+
+def as_bucket(run: Path, tmp_path: Path) -> str:
+    url = f"file://{tmp_path / 'bucket'}"
+    BaseShipper(Bucket(url), run, 2, Throttle(0)).turn()
+    return url
+
+
+# ---------------------------------------------------------------------- places outside
+
+
+@pytest.mark.parametrize("way", WAYS_OUT)
+@pytest.mark.parametrize("key", ["path", "part"])
+def test_an_index_cannot_name_a_place_outside(
+    key: str, way: str, run: Path, tmp_path: Path
+) -> None:
+    url = as_bucket(run, tmp_path)
+    store = Store(tmp_path / "bucket")
+    index = base_of(store)
+    index.tree["files"][0][key] = way.format(outside=tmp_path / "outside")
+    store.seal(index)
+    for words in (("ls",), ("verify",), ("inspect",)):
+        says(words[0], url)
+    try:
+        bring(tmp_path / "fetched", url)
+    except CorruptData:
+        assert key == "part"
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(
+        {p.name for p in tmp_path.iterdir()} & {"run", "outside", "bucket", "fetched"}
+    )
+
+
+@pytest.mark.parametrize("name", ["{outside}/bait", "../../outside/x", "..", "a/b", "", "x" * 300])
+def test_a_tag_cannot_name_a_place_outside(
+    name: str, run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    set_tag(run, "mine", NEWEST)
+    url = as_bucket(run, tmp_path)
+    store = Store(tmp_path / "bucket")
+    commit = max(store.of("commit"), key=lambda document: document.path.name)
+    commit.tree["tags"][0]["name"] = name.format(outside=tmp_path / "outside")
+    store.seal(commit)
+    for command in ("ls", "verify"):
+        says(command, url)
+    bring(tmp_path / "fetched", url)  # what the commit before said
+    assert {path.name for path in (tmp_path / "fetched").glob("tags/*")} <= {"mine.json"}
+    assert "a tag" in caplog.text
+
+
+@pytest.mark.parametrize("place", ["epochs", "epochs/000001", "epochs/000001/bases", "tags"])
+def test_a_link_inside_a_run_is_not_followed(place: str, run: Path, tmp_path: Path) -> None:
+    link = run / place
+    if link.exists():
+        link.rename(tmp_path / "moved")
+    link.symlink_to(tmp_path / "outside" / "folder")
+    says("prune", run, "--keep-last", "1", "--force")
+    with pytest.raises(EverystepError) as refusal:
+        writer = EpochWriter(run, Point(2, NEWEST), Rules(1))
+        for step in (1, 2, 3):
+            writer.commit(snapshot(step, 200))
+            writer.retain()
+        set_tag(run, "mine", NEWEST)
+    assert str(link) in str(refusal.value), "the link is named"
+
+
+def test_a_run_may_itself_be_reached_through_a_link(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(run)
+    assert says("verify", tmp_path / "link")[0] == 0
+
+
+def test_links_under_the_names_of_temporary_files_are_passed_over(
+    run: Path, tmp_path: Path
+) -> None:
+    """Names that could be guessed: what was planted there is neither followed nor in the way."""
+    url = as_bucket(run, tmp_path)
+    (run / "tags").mkdir()
+    for folder in [run, *(p for p in run.rglob("*") if p.is_dir())]:
+        for name in ("manifest.json", "index.json", "weights.safetensors", "mine.json"):
+            for before in (".everystep-tmp-", "."):
+                (folder / f"{before}{name}").symlink_to(tmp_path / "outside" / "bait")
+            (folder / f"{name}.tmp").symlink_to(tmp_path / "outside" / "bait")
+    set_tag(run, "mine", NEWEST)
+    newest = ondisk.base_dir(run, 2, NEWEST)
+    (newest / "weights.safetensors").unlink()
+    bring(run, url)
+    assert (newest / "weights.safetensors").is_file()
+    EpochWriter(run, Point(2, NEWEST), Rules(3)).commit(snapshot(NEWEST, 200))
+
+
+# ---------------------------------------------------------------------- what values say
+
+
+@pytest.mark.parametrize("name", ["load", "tensor", "cuda", "__doc__", "quint8", "float33", ""])
+def test_a_type_is_one_of_a_table(name: str, run: Path) -> None:
+    """It was looked up in torch: state came back holding torch.load."""
+    store = Store(run)
+    session = next(d for d in store.of("session") if d.tree["step"] == NEWEST)
+    session.tree["state"].tree = {"tensor": [name, [2], b"\0" * 8, "cpu"]}
+    store.seal(session)
+    with pytest.raises(CorruptData):
+        decode(closed(session.tree["state"]), "state")
+    assert refused_by_verify(run)
+
+
+SIZES_THAT_LIE: dict[str, Callable[[dict[str, Any]], object]] = {
+    "no bytes for a shape": lambda tree: tree["tensors"][0].update(bytes=0),
+    "fewer bytes than the shape": lambda tree: tree["tensors"][0].update(bytes=100),
+    "a shape that is larger": lambda tree: tree["tensors"][0].update(shape=[10**9]),
+    "a negative place": lambda tree: tree["tensors"][0].update(at=-200),
+    "a place behind the file's end": lambda tree: tree["tensors"][0].update(at=10**6),
+    "one over the other": lambda tree: tree["tensors"][-1].update(at=tree["tensors"][-2]["at"] + 1),
+    "a file there is none of": lambda tree: tree["tensors"][0].update(file=9),
+    "an atom there is none of": lambda tree: tree["tensors"][0].update(atom=9),
+    "a negative shape": lambda tree: tree["tensors"][0].update(shape=[-200]),
+    "a step of its own": lambda tree: tree.update(step=7),
+}
+
+
+@pytest.mark.parametrize("lie", SIZES_THAT_LIE)
+def test_sizes_are_held_against_each_other(lie: str, run: Path) -> None:
+    """Bytes that nobody wrote became weights."""
+    change_index(run, SIZES_THAT_LIE[lie])
+    falls_back(run)
+
+
+def test_what_unpacks_to_more_than_is_said_is_refused_unread() -> None:
+    zstandard = pytest.importorskip("zstandard")
+    bomb = zstandard.ZstdCompressor(level=1).compress(bytes(1 << 30))
+    assert len(bomb) < 1 << 20
+    for claimed in (4096, 1 << 40):
+        planes = Planes(4, claimed, (len(bomb),))
+        with pytest.raises(CorruptData):
+            unpack_planes(planes, memoryview(bomb), 1)
+
+
+@pytest.mark.parametrize("depth", [1000, 100_000])
+def test_deep_documents_are_corrupt_data(depth: int, run: Path) -> None:
+    with pytest.raises(CorruptData):
+        decode(b"\x91" * depth + b"\xc0", "state")
+    manifest = run / "epochs" / "000002" / ondisk.MANIFEST
+    header = manifest.read_bytes().partition(b"\n")[0]
+    manifest.write_bytes(header + b"\n" + b"[" * depth + b"]" * depth)
+    for command in ("ls", "verify", "status"):
+        says(command, run)
+
+
+# ---------------------------------------------------------------------- files of another kind
+
+
+def _pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def _socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as made:
+        here = Path.cwd()
+        os.chdir(path.parent)
+        made.bind(path.name)
+        os.chdir(here)
+
+
+def _device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("make", [_pipe, _socket, _device, Path.mkdir], ids=lambda m: m.__name__)
+@pytest.mark.parametrize(
+    "name", ["everystep.json", "manifest.json", "index.json", "weights.safetensors", "session.bin"]
+)
+def test_nobody_waits_for_a_file_that_is_none(
+    name: str, make: Callable[[Path], None], run: Path
+) -> None:
+    path = next(p for p in sorted(run.rglob(name), reverse=True))
+    path.unlink()
+    make(path)
+    for command in (["ls"], ["verify"], ["inspect"], ["prune", "--dry-run"]):
+        says(command[0], run, *command[1:])
+
+
+def test_names_that_are_no_numbers_are_not_ours(run: Path) -> None:
+    for folder in (run / "epochs", run / "epochs" / "000002" / "bases"):
+        for name in ("²", "٣", "1e3", "-1", " 1", "0x1", "000002 "):
+            (folder / name).mkdir()
+    assert says("verify", run)[0] == 0
+    says("prune", run, "--keep-last", "1", "--force")
+    writer = EpochWriter(run, Point(2, NEWEST), Rules(1))
+    writer.commit(snapshot(NEWEST, 200))
+    writer.retain()
+
+
+# ---------------------------------------------------------------------- what is shown
+
+
+@pytest.mark.parametrize(
+    "name", ["[/red]", "[bold]x", "\x1b[31mred", "\x1b]0;title\x07", "\u202eevil"]
+)
+def test_names_do_nothing_to_a_terminal(name: str, run: Path) -> None:
+    def rename(tree: dict[str, Any]) -> None:
+        tree["census"]["atoms"][0]["name"] = name
+
+    change_index(run, rename)
+    for words in (["inspect", NEWEST], ["ls"], ["verify"], ["diff", NEWEST - 1, NEWEST]):
+        _, told = says(words[0], run, *words[1:])
+        assert not set(told) & set("\x1b\x07\u202e"), told
+    if name.startswith("["):
+        assert name in says("inspect", run, NEWEST)[1], "and it is shown as it is"
+    told = str(EverystepError(f"read {run}: no tensor {name}", hint=f"look for {name}"))
+    assert not set(told) & set("\x1b\x07\u202e")
+
+
+def test_credentials_are_not_shown() -> None:
+    url = "s3://AKIA:secret@bucket/prefix?token=hidden"
+    assert redacted(url) == "s3://bucket/prefix"
+    with pytest.raises(EverystepError) as refusal:
+        Bucket("ftp://user:secret@host/x?token=hidden")
+    assert "secret" not in str(refusal.value) and "hidden" not in str(refusal.value)
+    assert printable("a\x1bb") == "a\\x1bb"
+
+
+def test_errors_of_the_system_name_the_path(run: Path) -> None:
+    shutil.rmtree(run / "epochs")
+    (run / "epochs").write_bytes(b"a file")
+    with pytest.raises((OSError, EverystepError)) as refusal:
+        EpochWriter(run, None, Rules(1))
+    assert str(run / "epochs") in str(refusal.value)

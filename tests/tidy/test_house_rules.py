@@ -9,6 +9,8 @@ import sys
 from dataclasses import fields
 from pathlib import Path
 
+import pytest
+
 import everystep
 from everystep.options import Options
 
@@ -120,8 +122,9 @@ def test_links_in_documents_lead_somewhere() -> None:
     assert not broken, broken
 
 
-def test_tests_named_in_the_guarantees_exist() -> None:
-    text = (ROOT / "docs" / "GUARANTEES.md").read_text()
+@pytest.mark.parametrize("document", ["docs/GUARANTEES.md", "SECURITY.md"])
+def test_tests_that_attack_a_promise_exist(document: str) -> None:
+    text = (ROOT / document).read_text()
     named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", text)
     assert named
     for path, function in named:

@@ -15,10 +15,10 @@ import pytest
 import torch
 from exact.compare import same
 from exact.harness import SEED, Job, _forks, look, resume, seed_all, unbroken
+from hostile.traces import shadows
 from torch import nn
 
 import everystep
-from everystep.lane.runtime import read_card, runtime_dir
 from everystep.store.tiers import local_dir
 
 from .server import Proxy
@@ -61,10 +61,8 @@ def host(url: str, home: str, die_at: int, batch: int, failed: str) -> None:
             for step in training.steps(die_at + 1):
                 if step == die_at:
                     until(lambda: training.status()["bucket"]["step"] == die_at, training.status)
-                    card = read_card(runtime_dir(str(training.path)))
-                    assert card is not None
-                    os.kill(card.pid, signal.SIGKILL)
-                    os.kill(os.getpid(), signal.SIGKILL)
+                    for pid in [*shadows(Path(home)), os.getpid()]:
+                        os.kill(pid, signal.SIGKILL)
                 job.turn(step)
     except BaseException:
         Path(failed).write_text(traceback.format_exc())

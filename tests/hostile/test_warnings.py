@@ -132,8 +132,8 @@ def test_a_store_that_fails(tmp_path: Path, caplog: pytest.LogCaptureFixture) ->
     bases = next((tmp_path / "run" / "epochs").glob("*/bases"))
     bases.rename(bases.with_name("moved"))
     bases.write_text("not a directory")
-    told = training.until_told(caplog, "everystep status")
-    assert "it is a file, expected a folder" in told, told
+    told = training.until_told(caplog, "it is a file, expected a folder")
+    assert "everystep status" in told, told
     bases.unlink()
     bases.with_name("moved").rename(bases)
     training.until_told(caplog, "all is well again")

@@ -124,7 +124,8 @@ class StreamWriter:
 
     def _write(self, data: memoryview, at: int) -> None:
         with named(self._path):
-            self.direct &= _write_at(self._fd, data, at, direct=self.direct)
+            if not _write_at(self._fd, data, at, direct=self.direct):
+                self.direct = False  # `&=` would put back what another thread has read before
 
 
 def _write_at(fd: int, data: memoryview, at: int, *, direct: bool) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import collections
 import json
+import signal
 import sys
 import threading
 import time
@@ -81,6 +82,8 @@ class Storm:
 
 
 def main() -> int:
+    # a shell that starts it in the background lets it ignore this, and a hunt ends it by this
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     given = _arguments()
     if given.mutants is not None:
         from storm.mutants import Drawn, hunt

@@ -122,7 +122,17 @@ def test_links_in_documents_lead_somewhere() -> None:
     assert not broken, broken
 
 
-@pytest.mark.parametrize("document", ["docs/GUARANTEES.md", "SECURITY.md"])
+def test_source_files_named_in_documents_exist() -> None:
+    """Named from the root of the repository or of the package, in `code`."""
+    missing = []
+    for document in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]:
+        for name in re.findall(r"`([\w/]+\.(?:py|c|h|cu))`", document.read_text()):
+            if not any((place / name).is_file() for place in (ROOT, ROOT / "src" / "everystep")):
+                missing.append(f"{document.name}: {name}")
+    assert not missing, missing
+
+
+@pytest.mark.parametrize("document", ["docs/GUARANTEES.md", "docs/PAPERS.md", "SECURITY.md"])
 def test_tests_that_attack_a_promise_exist(document: str) -> None:
     text = (ROOT / document).read_text()
     named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", text)

@@ -16,7 +16,7 @@ from everystep.options import Options
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
-FILE_LINES_MAX, FUNCTION_LINES_MAX = 500, 70
+FILE_LINES_MAX, FUNCTION_LINES_MAX, README_LINES_MAX = 500, 70, 150
 BOUNDARIES = {"recorder.py", "process.py", "__main__.py"}
 
 
@@ -81,6 +81,11 @@ def test_files_and_functions_stay_small() -> None:
                 if length > FUNCTION_LINES_MAX:
                     complaints.append(f"{path}:{node.lineno}: {length} lines, split the function")
     assert not complaints, "\n".join(complaints)
+
+
+def test_the_readme_stays_short() -> None:
+    lines = (ROOT / "README.md").read_text().count("\n")
+    assert lines <= README_LINES_MAX, "move something to a document in docs/"
 
 
 def test_every_module_says_what_it_is_for() -> None:

@@ -19,7 +19,10 @@ import everystep
 from everystep.cli.app import app
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = ("README.md", "docs/STATUS.md", "docs/GUARANTEES.md", "CONTRIBUTING.md", "Makefile")
+DOCUMENTS = (
+    *("README.md", "CONTRIBUTING.md", "SECURITY.md", "ARCHITECTURE.md", "Makefile"),
+    *(f"docs/{p.name}" for p in sorted((ROOT / "docs").glob("*.md")) if p.name != "FORMAT.md"),
+)
 PLACEHOLDERS = {"STEP": "2", "A": "1", "B": "2", "NAME": "good", "N": "4"}
 
 

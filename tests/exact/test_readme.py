@@ -1,8 +1,12 @@
-"""README's first example as it stands, with names that it leaves to the reader and nothing else."""
+"""README's examples as they stand: the first with names that it leaves to the reader and nothing else, the
+quick start as a file of its own."""
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +17,11 @@ from torch.utils.data import DataLoader
 
 README = Path(__file__).parents[2] / "README.md"
 EPOCH, END = 5, 13  # batches of a data epoch; the last step ends in the third
+KILL_AFTER_LINES = 7  # that the quick start prints, of 20
+
+
+def examples() -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", README.read_text(), re.M | re.S)
 
 
 class Enough(Exception):
@@ -52,8 +61,8 @@ def plain_loop(names: dict[str, Any]) -> None:
 def test_first_example_runs_over_data_epochs_and_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    example = re.search(r"^```python\n(.*?)^```", README.read_text(), re.M | re.S)
-    assert example and "everystep.attach" in example[1]
+    example = examples()[0]
+    assert "everystep.attach" in example
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(11)
     expected: list[Any] = []
@@ -63,6 +72,44 @@ def test_first_example_runs_over_data_epochs_and_resumes(
     for life, until in enumerate((EPOCH + 2, END)):
         torch.manual_seed(11 + life)
         with pytest.raises(Enough):
-            exec(example[1], stand_ins(seen, until))
+            exec(example, stand_ins(seen, until))
     assert seen == expected
     assert any("runs/gpt" in str(path) for path in tmp_path.rglob("*"))
+
+
+def run_quick_start(folder: Path, *, kill: bool = False) -> tuple[list[str], str]:
+    """Lines that it printed, and what it said on stderr."""
+    folder.mkdir(exist_ok=True)
+    (folder / "train.py").write_text(examples()[1])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    environment.pop("EVERYSTEP_QUIET", None)
+    with subprocess.Popen(
+        [sys.executable, "train.py"],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        lines = []
+        for line in process.stdout:
+            lines.append(line)
+            if kill and len(lines) == KILL_AFTER_LINES:
+                process.kill()
+        told = process.stderr.read()
+    assert (process.returncode == 0) is not kill, told
+    return lines, told
+
+
+def test_quick_start_survives_a_kill_and_prints_the_same_losses(tmp_path: Path) -> None:
+    assert examples()[1].startswith("# train.py\n")
+    expected, _ = run_quick_start(tmp_path / "unbroken")
+    assert len(expected) == 20 and len(set(expected)) == 20
+    before, _ = run_quick_start(tmp_path / "killed", kill=True)
+    after, told = run_quick_start(tmp_path / "killed")
+    assert before == expected[: len(before)]
+    assert after == expected[-len(after) :]
+    # the step whose loss was printed last may not have been sealed: then it is printed again
+    assert len(before) + len(after) in (20, 21)
+    assert re.search(r"resumed \S+/runs/first at step \d+ from the shadow \(exact\)", told)

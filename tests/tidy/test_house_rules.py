@@ -16,7 +16,7 @@ from everystep.options import Options
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
-FILE_LINES_MAX, FUNCTION_LINES_MAX = 500, 70
+FILE_LINES_MAX, FUNCTION_LINES_MAX, README_LINES_MAX = 500, 70, 150
 BOUNDARIES = {"recorder.py", "process.py", "__main__.py"}
 
 
@@ -83,6 +83,11 @@ def test_files_and_functions_stay_small() -> None:
     assert not complaints, "\n".join(complaints)
 
 
+def test_the_readme_stays_short() -> None:
+    lines = (ROOT / "README.md").read_text().count("\n")
+    assert lines <= README_LINES_MAX, "move something to a document in docs/"
+
+
 def test_every_module_says_what_it_is_for() -> None:
     silent = [str(p) for p in SOURCES if not ast.get_docstring(ast.parse(p.read_text()))]
     assert [p for p in silent if not p.endswith("everystep/__main__.py")] == []
@@ -122,7 +127,32 @@ def test_links_in_documents_lead_somewhere() -> None:
     assert not broken, broken
 
 
-@pytest.mark.parametrize("document", ["docs/GUARANTEES.md", "SECURITY.md"])
+def test_documents_keep_to_the_glossary() -> None:
+    """A few of the words in its column *not*, those that had crept in. Names in `code` are the code's."""
+    avoided = re.compile(
+        r"\b(redo\w*|lets? go|letting go|felt|hold(?:s|ing)? back|based anew)\b", re.I
+    )
+    found = []
+    for document in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]:
+        if document.name == "GLOSSARY.md":
+            continue
+        for number, line in enumerate(document.read_text().splitlines(), 1):
+            if word := avoided.search(re.sub(r"`[^`]*`", "", line)):
+                found.append(f"{document.name}:{number}: {word[0]!r}, see docs/GLOSSARY.md")
+    assert not found, "\n".join(found)
+
+
+def test_source_files_named_in_documents_exist() -> None:
+    """Named from the root of the repository or of the package, in `code`."""
+    missing = []
+    for document in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]:
+        for name in re.findall(r"`([\w/]+\.(?:py|c|h|cu))`", document.read_text()):
+            if not any((place / name).is_file() for place in (ROOT, ROOT / "src" / "everystep")):
+                missing.append(f"{document.name}: {name}")
+    assert not missing, missing
+
+
+@pytest.mark.parametrize("document", ["docs/GUARANTEES.md", "docs/PAPERS.md", "SECURITY.md"])
 def test_tests_that_attack_a_promise_exist(document: str) -> None:
     text = (ROOT / document).read_text()
     named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", text)

@@ -124,10 +124,10 @@ def _members(kind: Any) -> set[Any]:
     return set(typing.get_args(kind)) if union else {kind}
 
 
-def test_readme_lists_every_option_with_its_default() -> None:
+def test_the_document_lists_every_option_with_its_default() -> None:
     table: dict[str, str] = {}
     for names, default in re.findall(
-        r"^\| (`[a-z_`, ]+`) \| ([^|]+) \|", (ROOT / "README.md").read_text(), re.M
+        r"^\| (`[a-z_`, ]+`) \| ([^|]+) \|", (ROOT / "docs" / "OPTIONS.md").read_text(), re.M
     ):
         table |= {name: default.strip("` ") for name in re.findall(r"\w+", names)}
     for field in fields(Options):

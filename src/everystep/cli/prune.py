@@ -23,7 +23,7 @@ from everystep.options import Options
 from everystep.recover.meet import hold_run, shadow_of
 from everystep.store import layout
 from everystep.store.epoch import EpochWriter
-from everystep.store.files import RunPath, size_of
+from everystep.store.files import RunPath, bytes_of
 from everystep.store.log import old_segments
 from everystep.store.reader import open_run
 from everystep.store.retention import (
@@ -137,7 +137,7 @@ def _describe(
     freed: dict[RunPath, int] = {}
     epoch = lineage.path[-1][0] if lineage.path else 0
     for path in unreferenced(run, plan.keep, epoch) if verified is not None else ():
-        freed[path.parent] = freed.get(path.parent, 0) + size_of(path)
+        freed[path.parent] = freed.get(path.parent, 0) + bytes_of(path)
     log = old_segments(run, lineage, plan.log_begins_at) if verified is not None else []
     bases: list[dict[str, Any]] = [
         {
@@ -152,7 +152,7 @@ def _describe(
         }
         for c, verdict in plan.bases
     ]
-    log_bytes = sum(map(size_of, log))
+    log_bytes = sum(map(bytes_of, log))
     leftovers = sum(freed.values())
     unverified = verified is None and bool(bases)
     return {

@@ -223,6 +223,16 @@ def look_at(path: RunPath) -> os.stat_result | None:
     return found
 
 
+def bytes_of(path: RunPath) -> int:
+    """How large it is, whatever it is; 0 if it is a folder or not there. For what is to be removed."""
+    try:
+        with _at(path) as (folder, name):
+            found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return 0
+    return 0 if stat.S_ISDIR(found.st_mode) else found.st_size
+
+
 def size_of(path: RunPath) -> int:
     """0 if it is not there."""
     found = look_at(path)
@@ -255,5 +265,6 @@ def link_file(old: RunPath, new: RunPath) -> None:
 
 def remove_file(path: RunPath) -> None:
     """If it is there; what is in its place but a folder goes, and what a link points to stays."""
-    with contextlib.suppress(FileNotFoundError), _at(path) as (folder, name):
+    gone = (FileNotFoundError, IsADirectoryError)
+    with contextlib.suppress(*gone), _at(path) as (folder, name):
         os.unlink(name, dir_fd=folder)

@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from everystep.errors import CorruptData
 from everystep.format.base import Part, StoredFile
 from everystep.store.files import TEMPORARY_PREFIX, RunPath, is_folder, names_in
 
@@ -74,8 +75,15 @@ def base_dirs(run: Path) -> Iterator[tuple[int, RunPath]]:
         for name in names_in(folder):
             step = number_of(name)
             ours = step is not None and base_dir(run, epoch, step).name == name
-            if ours and is_folder(folder / name):
+            if ours and _is_folder(folder / name):
                 yield epoch, folder / name
+
+
+def _is_folder(path: RunPath) -> bool:
+    try:
+        return is_folder(path)
+    except CorruptData:  # a link, or anything else that is no base
+        return False
 
 
 def own_files(base: RunPath) -> list[RunPath]:

@@ -129,10 +129,12 @@ def old_segments(run: Path, lineage: Lineage, oldest_step: int) -> list[RunPath]
     for epoch in layout.epoch_numbers(run):
         if epoch > max(alive, default=0):
             continue
+        gone_on_from = alive.get(epoch)  # no later record of it counts
         paths = layout.segments(run, epoch)
         for path, behind in zip_longest(paths, paths[1:]):
             # no record of a segment is newer than what the next one follows
-            replaced = behind is not None and layout.segment_after(behind) <= oldest_step
-            if replaced or epoch not in alive:
+            replaced = None if behind is None else layout.segment_after(behind)
+            ends = min((n for n in (gone_on_from, replaced) if n is not None), default=None)
+            if epoch not in alive or (ends is not None and ends <= oldest_step):
                 found.append(path)
     return found

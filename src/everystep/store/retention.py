@@ -16,7 +16,7 @@ from everystep.format.base import Point
 from everystep.store import layout
 from everystep.store.bases import BaseReader, check_file, read_index
 from everystep.store.commit import crash_point
-from everystep.store.files import RunPath, look_at, remove_file, remove_folder
+from everystep.store.files import RunPath, bytes_of, remove_file, remove_folder
 from everystep.store.log_reader import read_log
 from everystep.store.runs import Candidate, Lineage
 from everystep.store.tags import read_tags, tags_by_point
@@ -136,17 +136,21 @@ def unreferenced(run: Path, keep: list[Candidate], newest_epoch: int) -> list[Ru
 
 def remove(paths: list[RunPath], still_ours: Callable[[], None]) -> int:
     """Remove files, and folders that are empty then; returns how many bytes that freed. `still_ours` raises
-    once the run belongs to somebody else."""
-    freed = 0
+    once the run belongs to somebody else. What cannot be removed is told when all the rest is gone."""
+    freed, refused = 0, None
     for path in paths:
         still_ours()
-        found = look_at(path)
-        if found is not None:
+        try:
+            size = bytes_of(path)
             remove_file(path)
-            freed += found.st_size
+            freed += size
+        except OSError as error:
+            refused = refused or error
         crash_point("old_bases_half_removed")
     for folder in {path.parent for path in paths if path.parent.parent.name == "bases"}:
         remove_folder(folder)
+    if refused is not None:
+        raise refused
     return freed
 
 

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import msgspec
 
 from everystep.errors import OptionsError
-from everystep.text import is_text
+from everystep.text import is_text, redacted
 
 AUTO = "auto"
 _UNITS_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -134,7 +134,9 @@ def _from_environment(name: str, variable: str, text: str) -> Any:
     try:
         return _checked(name, value)
     except OptionsError as error:
-        raise OptionsError(f"{variable}={text}: {error.args[0]}", hint=error.hint) from None
+        raise OptionsError(
+            f"{variable}={redacted(text)}: {error.args[0]}", hint=error.hint
+        ) from None
 
 
 def _checked(name: str, value: Any) -> Any:
@@ -145,9 +147,13 @@ def _checked(name: str, value: Any) -> Any:
     try:
         value = msgspec.convert(value, kind)
     except msgspec.ValidationError:
-        raise OptionsError(f"option {name}: {value!r}, expected {_in_words(kind)}") from None
+        raise OptionsError(
+            f"option {name}: {redacted(repr(value))}, expected {_in_words(kind)}"
+        ) from None
     if isinstance(value, str) and not is_text(value):
-        raise OptionsError(f"option {name}: {value!r} is no valid text", hint="write it in UTF-8")
+        raise OptionsError(
+            f"option {name}: {redacted(value)!r} is no valid text", hint="write it in UTF-8"
+        )
     if name in _DURATIONS and isinstance(value, str):
         if name != "durable_every" or value != AUTO:
             duration_seconds(name, value)

@@ -42,7 +42,6 @@ from everystep.recover.load import (
 from everystep.recover.meet import bring_newest, check_resume, hold_run, point_here, shadow_of
 from everystep.recover.script import NO_DIFFERENCE, check_override, compare_values, keep_values
 from everystep.shadow.outlook import look_ahead
-from everystep.store.bucket import redacted
 from everystep.store.tags import check_tag_name, set_tag
 from everystep.tell import tell
 
@@ -102,7 +101,7 @@ class Run:
         resume = self._options.resume
         adopts = check_resume(self.path, shadow_of(self.path, folder), resume)
         if self._bucket is not None:
-            log.info("tiers run=%s bucket=%s", self.path, redacted(self._bucket))
+            log.info("tiers run=%s bucket=%s", self.path, self._bucket)
             self._timed("fetch", bring_newest, self.path, self._bucket, folder, adopts=adopts)
             check_resume(self.path, shadow_of(self.path, folder), resume)  # of what was there
         for _ in range(_CLAIMED_MEANWHILE_MAX):

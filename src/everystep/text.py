@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
+_HOST_END, _BEHIND_PATH = re.compile("[/?#]"), re.compile("[?#]")
+
 
 def is_text(value: str) -> bool:
     """Python's strings may hold halves of characters: bytes of a path that is no UTF-8, or mistakes."""
@@ -18,3 +22,15 @@ def printable(words: str) -> str:
     return "".join(
         c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in words
     )
+
+
+def redacted(words: str) -> str:
+    """A URL as it may be shown and logged: without user, password, token and what else somebody put there. Of
+    one that may be read in several ways rather too little is shown: secrets hold '/', '?', '#' and '@', too.
+    Words that are no URL stay as they are."""
+    scheme, mark, rest = words.partition("://")
+    if not mark:
+        return words
+    if re.search("[@:]", _HOST_END.split(rest, 1)[0]):
+        rest = rest.rpartition("@")[2]
+    return f"{scheme.lower()}://{_BEHIND_PATH.split(rest, 1)[0]}".rstrip("/")

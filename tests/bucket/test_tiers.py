@@ -558,7 +558,7 @@ def test_which_tier_is_newer() -> None:
 
 def test_where_the_local_tier_lies(tmp_path: Path, local_tiers: Path) -> None:
     path, bucket = locate("s3://bucket/prefix/")
-    assert path.parent == local_tiers and bucket == "s3://bucket/prefix/"
+    assert path.parent == local_tiers and bucket == "s3://bucket/prefix"
     assert path == local_dir("s3://bucket/prefix") != local_dir("s3://bucket/prefix2")
     assert locate(tmp_path, "s3://bucket/x") == (tmp_path, "s3://bucket/x")
     with pytest.raises(UsageError, match="another bucket"):

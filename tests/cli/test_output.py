@@ -18,8 +18,9 @@ import everystep
 from everystep.cli import output
 from everystep.cli.app import app
 
-EVIL = "[/red]\x1b[2J\x1b]0;mine\x07[bold]\r\u202e"
-SHOWN = "[/red]\\x1b[2J\\x1b]0;mine\\x07[bold]\\r\\u202e"  # the same, escaped as Python does
+EVIL = "[/red]\x1b[2J\x1b]0;mine\x07[bold]\r\u202e\x7f\x9b2J\U000e0001"
+# the same, escaped as Python does
+SHOWN = "[/red]\\x1b[2J\\x1b]0;mine\\x07[bold]\\r\\u202e\\x7f\\x9b2J\\U000e0001"
 LONG = ["a" * 70 + "_query", "a" * 70 + "_value"]
 TAGS = ["t" * 60 + "_old", "t" * 60 + "_new"]
 OWN_SEQUENCES = re.compile(r"\x1b\[[0-9;?]*[mhlKGA]")  # colours, and what a progress bar needs
@@ -49,9 +50,31 @@ def words(verb: str, run: Path) -> list[str]:
     return [verb, str(run), *more.get(verb, [])]
 
 
-@pytest.mark.parametrize(
-    "verb", ["status", "ls", "inspect", "verify", "diff", "prune", "bisect", "tag", "rewind"]
-)
+VERBS = ["status", "ls", "inspect", "verify", "diff", "prune", "bisect", "tag", "rewind"]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_document_is_not_obeyed_either(run: Path, verb: str, tmp_path: Path) -> None:
+    """JSON allows what lies above 31 in a string as it is; a terminal obeys some of it."""
+    file = tmp_path / "document.json"
+    command = [*words(verb, run), "--json", "-o", str(file)]
+    done = CliRunner().invoke(app, command, catch_exceptions=False)
+    for written in (done.stdout, file.read_text() if file.exists() else done.stdout):
+        assert not re.search(r"[^\x20-\x7e\n\u2192]", written), written
+        document = json.loads(written)
+    if verb in ("status", "ls", "inspect", "diff", "prune"):  # an error has words
+        assert any(EVIL in word for word in strings(document)), "what is read is the name itself"
+
+
+def strings(value: object) -> list[str]:
+    if isinstance(value, dict):
+        return [*value, *strings(list(value.values()))]
+    if isinstance(value, list):
+        return [word for inner in value for word in strings(inner)]
+    return [value] if isinstance(value, str) else []
+
+
+@pytest.mark.parametrize("verb", VERBS)
 def test_names_are_shown_and_not_obeyed(run: Path, verb: str) -> None:
     done = CliRunner().invoke(app, words(verb, run), catch_exceptions=False)
     everything = done.stdout + done.stderr

@@ -24,6 +24,7 @@ from everystep.lane.runtime import ShadowCard, read_card, runtime_dir
 
 MESSAGES, CONNECTIONS = 10_000, 20
 ANSWER_MS = 20_000
+OVERSIZED = 2 << 20
 GROWTH_BYTES = 64 << 20
 CLOSE_SECONDS = 10.0
 
@@ -56,6 +57,7 @@ def _cut(chance: random.Random, request: msgspec.Struct) -> bytes:
 def flood(address: str, chance: random.Random) -> None:
     """Through several connections, each of which ends with a question that gets its answer."""
     with zmq.Context() as context:
+        too_much(context, address)
         for _ in range(CONNECTIONS):
             with context.socket(zmq.DEALER) as sender:
                 sender.setsockopt(zmq.LINGER, 0)
@@ -71,6 +73,22 @@ def flood(address: str, chance: random.Random) -> None:
                 ):
                     pass
         shout(address.removeprefix("ipc://"), chance)
+
+
+def too_much(context: zmq.Context[zmq.Socket[bytes]], address: str) -> None:
+    """A question that is larger than any of ours, and right: whoever sends it is cut off, unanswered."""
+    request = {"type": "status", "protocol": PROTOCOL, "exact": True, "more": bytes(OVERSIZED)}
+    with context.socket(zmq.REQ) as sender:
+        sender.setsockopt(zmq.LINGER, 0)
+        sender.connect(address)
+        cut_off = sender.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        sender.send(msgspec.msgpack.encode(request))
+        poller = zmq.Poller()
+        poller.register(sender, zmq.POLLIN)
+        poller.register(cut_off, zmq.POLLIN)
+        first = dict(poller.poll(ANSWER_MS))
+        sender.disable_monitor()
+        assert cut_off in first, f"a message of {OVERSIZED} bytes was taken: {first}"
 
 
 def shout(path: str, chance: random.Random) -> None:
@@ -116,6 +134,7 @@ def test_noise(which: str, tmp_path: Path) -> None:
     card = read_card(runtime_dir(str(tmp_path / "run")))
     assert card is not None
     before = resident(card.pid)
+    assert run.status()["messages_refused"] == 0
     idle = _idle(card)
     if which == "descriptors":
         knock(card.descriptors, chance)
@@ -125,6 +144,7 @@ def test_noise(which: str, tmp_path: Path) -> None:
     status = run.status()
     assert status["health"] == "ok", status["problem"]
     assert status["pid"] == card.pid, "the shadow was replaced"
+    assert status["messages_refused"] > 0
     assert run.flush(60) == run.step
     assert resident(card.pid) < before + GROWTH_BYTES
     began = time.monotonic()

@@ -281,6 +281,7 @@ def test_sockets_serve_this_user_alone(places: list[Path]) -> None:
         assert as_nobody(lambda: descriptors_from(folder / "memory")) == 0
         (fd,) = receive_descriptors(str(folder / "memory"), 1)
         os.close(fd)
+        assert server.refused == 1
     finally:
         done.set()
         thread.join()

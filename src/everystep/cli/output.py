@@ -11,6 +11,8 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import re
+import struct
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -31,6 +33,7 @@ from everystep.core.sizes import size as size  # commands say output.size
 from everystep.errors import EverystepError, StoreError, UsageError
 
 OK, PROBLEM, REFUSED = 0, 1, 2
+_NOT_PLAIN = re.compile(r"[^\x20-\x7e]")
 _ENDLESS = 1 << 20  # columns: a pipe has no width
 
 _Json = Annotated[
@@ -144,9 +147,20 @@ def _write(file: Path, document: Mapping[str, Any]) -> None:
 
 def _encoded(document: Mapping[str, Any]) -> bytes:
     try:
-        return msgspec.json.encode(document)
+        encoded = msgspec.json.encode(document)
     except UnicodeEncodeError:  # a path whose bytes are no UTF-8
-        return msgspec.json.encode(_speakable(msgspec.to_builtins(document)))
+        encoded = msgspec.json.encode(_speakable(msgspec.to_builtins(document)))
+    return _NOT_PLAIN.sub(_escaped, encoded.decode()).encode()
+
+
+def _escaped(found: re.Match[str]) -> str:
+    """As JSON writes it, if it cannot be printed: what stays is the same document."""
+    letter = found[0]
+    if letter.isprintable():
+        return letter
+    return "".join(
+        f"\\u{unit:04x}" for (unit,) in struct.iter_unpack(">H", letter.encode("utf-16-be"))
+    )
 
 
 def _speakable(value: Any) -> Any:

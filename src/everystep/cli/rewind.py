@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from everystep.cli import output
-from everystep.cli.runs import RunName
+from everystep.cli.runs import RunName, shown
 from everystep.cli.status import run_status
 from everystep.cli.stop import stop_run
 from everystep.core.retention import Rules
@@ -88,7 +88,7 @@ def _take(run: str, which: Take, bucket: str | None, yes: bool) -> output.Reply:
         )
     other = "bucket" if which is Take.DIRECTORY else "directory"
     output.confirm(
-        f"go on from the {which.value} of {run}; what the {other} holds is set aside", yes
+        f"go on from the {which.value} of {shown(run)}; what the {other} holds is set aside", yes
     )
     with contextlib.suppress(NotARun):
         stop_run(path, discard=False, timeout=_STOP_SECONDS)

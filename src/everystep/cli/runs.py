@@ -16,10 +16,11 @@ import typer
 
 from everystep.errors import NotARun
 from everystep.lane.runtime import read_card, runtime_dir
-from everystep.store.bucket import Bucket, is_url, redacted
+from everystep.store.bucket import Bucket, is_url
 from everystep.store.bucket_commits import read_newest
 from everystep.store.fetch import fetch_documents
 from everystep.store.tiers import check_path, local_dir
+from everystep.text import redacted
 
 RunName = Annotated[
     str,
@@ -42,7 +43,7 @@ def documents_of(run: str) -> Path:
     bucket = Bucket(run)
     commit = read_newest(bucket)
     if commit is None:
-        raise NotARun(f"open {redacted(run)}: there is no run", hint="check the URL")
+        raise NotARun(f"open {bucket.url}: there is no run", hint="check the URL")
     folder = Path(tempfile.mkdtemp(prefix="everystep-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     fetch_documents(bucket, commit, folder / local.name)
@@ -50,8 +51,9 @@ def documents_of(run: str) -> Path:
 
 
 def bucket_of(run: str) -> str | None:
-    return run if is_url(run) else None
+    """Its URL as it may be shown."""
+    return redacted(run) if is_url(run) else None
 
 
 def shown(run: str) -> str:
-    return run if is_url(run) else str(Path(run).absolute())
+    return bucket_of(run) or str(Path(run).absolute())

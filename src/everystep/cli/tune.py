@@ -95,7 +95,7 @@ def _measure_disk(run: str) -> Disk:
         return measure_disk(place)
     except OSError as error:
         raise StoreError(
-            f"tune {run}: the disk of {place} cannot be measured: {error.strerror}",
+            f"tune {shown(run)}: the disk of {place} cannot be measured: {error.strerror}",
             hint="tune where training may write",
         ) from error
 

@@ -90,6 +90,7 @@ class Status(msgspec.Struct, frozen=True):
     pid: int | None = None
     trainer_pid: int | None = None
     warm: bool | None = None
+    messages_refused: int | None = None
     # the replica and the ring
     replayed_step: int | None = None
     atoms: int | None = None

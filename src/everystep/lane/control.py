@@ -36,6 +36,9 @@ class AskStatus(Ask, frozen=True, tag="status"):
     exact: bool = False
 
 
+_STATUS = AskStatus.__struct_config__.tag
+
+
 class AskFlush(Ask, frozen=True, tag="flush"):
     """Make everything up to this step durable; answered when it is, or when it cannot be."""
 
@@ -123,6 +126,7 @@ class ControlServer:
     """Owned by the shadow's main thread; requests may be answered later, in any order."""
 
     def __init__(self, address: str) -> None:
+        self.refused = 0  # messages that were not understood
         self.socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
         self.socket.setsockopt(zmq.LINGER, 500)
         self.socket.setsockopt(zmq.MAXMSGSIZE, _REQUEST_BYTES_MAX)
@@ -156,6 +160,7 @@ class ControlServer:
                 f"shadow {os.getpid()} speaks protocol {PROTOCOL} and does not understand the request "
                 f"{head.type!r} of protocol {head.protocol}{why}"
             )
+            self.refused += 1
             self.answer(route, Answer(error=words, refused=True))
 
     def answer(self, route: list[bytes], answer: Answer) -> None:
@@ -198,6 +203,7 @@ class NoticeBoard:
 
     def __init__(self, address: str) -> None:
         self.answer = b""  # replaced by the main thread, sent by the other one
+        self.refused = 0  # messages that did not ask for it, which are answered all the same
         # never closed: its thread ends with the process
         self._context: zmq.Context[Any] = zmq.Context()
         # not REP: behind messages without an envelope it loses the answer to a right one
@@ -217,7 +223,8 @@ class NoticeBoard:
         while True:
             with contextlib.suppress(zmq.ZMQError):  # interrupted, or the folder is being made anew
                 if self._socket.poll(_milliseconds(_LOOK_SECONDS)):
-                    peer = self._socket.recv_multipart()[0]
+                    peer, *_, body = self._socket.recv_multipart()
+                    self.refused += head_of(body).type != _STATUS
                     self._socket.send_multipart([peer, b"", self.answer], zmq.NOBLOCK)
                 elif not socket_path(self._address).exists():
                     _bind_again(self._socket, self._address)

@@ -22,6 +22,7 @@ class DescriptorServer:
     def __init__(self, path: Path) -> None:
         path.unlink(missing_ok=True)
         self._path = path
+        self.refused = 0  # connections that got none: of another user, or gone by then
         self.socket = self._bound()
 
     def bind_again(self) -> None:
@@ -43,19 +44,26 @@ class DescriptorServer:
                 peer, _ = self.socket.accept()
             except BlockingIOError:
                 return
-            with peer, contextlib.suppress(OSError):
-                if peer_uid(peer) != os.getuid():
-                    continue
-                peer.settimeout(_SEND_SECONDS)
-                try:
-                    for start in range(0, len(fds), _FDS_MAX):
-                        socket.send_fds(peer, [_HERE], fds[start : start + _FDS_MAX])
-                except OSError as error:
-                    peer.sendall(_REFUSED + f"sending: {error.strerror or error}".encode())
+            with peer:
+                self.refused += not _handed(peer, fds)
 
     def close(self) -> None:
         self.socket.close()
         self._path.unlink(missing_ok=True)
+
+
+def _handed(peer: socket.socket, fds: list[int]) -> bool:
+    try:
+        if peer_uid(peer) != os.getuid():
+            return False
+        peer.settimeout(_SEND_SECONDS)
+        for start in range(0, len(fds), _FDS_MAX):
+            socket.send_fds(peer, [_HERE], fds[start : start + _FDS_MAX])
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            peer.sendall(_REFUSED + f"sending: {error.strerror or error}".encode())
+        return False
+    return True
 
 
 def receive_descriptors(path: str, count: int) -> list[int]:

@@ -32,7 +32,7 @@ from everystep.shadow.outlook import Outlook
 from everystep.shadow.persist import Persister
 from everystep.shadow.presence import Presence
 from everystep.shadow.replica import Replica
-from everystep.shadow.report import describe_intake, describe_store
+from everystep.shadow.report import describe_intake, describe_process, describe_store
 from everystep.shadow.shipper import Shipper
 from everystep.shadow.tuning import Tuning, first_batch, first_interval
 from everystep.store.meter import Meter
@@ -456,7 +456,7 @@ class Shadow:
 
     def status(self) -> dict[str, Any]:
         return {
-            "pid": os.getpid(),
+            **describe_process(self.opening.survival, self.control, self.board, self.descriptors),
             "trainer_pid": self.opening.trainer_pid if self._trainer_alive else None,
             "warm": self._warm,
             **describe_intake(self.intake),
@@ -465,9 +465,6 @@ class Shadow:
             ),
             "disk_forecast": self._outlook.latest,
             **self.tuning.describe(),
-            "outlives_trainer": self.opening.survival.outlives,
-            "outlives_oom": self.opening.survival.outlives_oom,
-            "outlives_why": self.opening.survival.because,
             "limitations": [self._trainer.refused] if self._trainer.refused else [],
             "health": "degraded" if self._trouble else "ok",
             "problem": self._trouble,

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from typing import Any
 
+from everystep.core.survival import Survival
+from everystep.lane.control import ControlServer, NoticeBoard
+from everystep.lane.descriptors import DescriptorServer
 from everystep.shadow.intake import Intake
 from everystep.shadow.logkeeper import LogKeeper
 from everystep.shadow.persist import Persister
@@ -39,6 +43,19 @@ def describe_intake(intake: Intake) -> dict[str, Any]:
         "optimizers": {
             spec.key or "optimizer": [spec.mode.value, spec.why] for spec in census.optimizers
         },
+    }
+
+
+def describe_process(
+    survival: Survival, control: ControlServer, board: NoticeBoard, descriptors: DescriptorServer
+) -> dict[str, Any]:
+    """What would end it, and what somebody sends who is none of ours."""
+    return {
+        "pid": os.getpid(),
+        "messages_refused": control.refused + board.refused + descriptors.refused,
+        "outlives_trainer": survival.outlives,
+        "outlives_oom": survival.outlives_oom,
+        "outlives_why": survival.because,
     }
 
 

@@ -9,19 +9,24 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from everystep.errors import CorruptData, StoreError, UsageError
+from everystep.text import redacted
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 SCHEMES = ("s3", "gs", "az", "file")
 PART_BYTES = 8 << 20
+_FORMS = (
+    "write s3://bucket/prefix, gs://…, az://… or file:///directory; "
+    "credentials are taken from the environment"
+)
 _SMALL_BYTES_MAX = 256 << 20  # of what is read at once, as of documents in a directory
 _PARALLEL = 4
 _DELETED_AT_ONCE = 500
@@ -37,20 +42,25 @@ def is_url(run: object) -> bool:
     return isinstance(run, str) and "://" in run
 
 
-def redacted(url: str) -> str:
-    """A URL as it may be shown and logged: without user, password, token and what else somebody put there."""
-    parts = urlsplit(url)
-    host = parts.netloc.rpartition("@")[2]
-    return f"{parts.scheme}://{host}{parts.path}".rstrip("/")
+def plain_url(url: str) -> str:
+    """A bucket's URL without what may not be shown: nobody takes credentials from there, and what goes on
+    without them cannot tell them, obstore in its errors least of all."""
+    shown = redacted(url)
+    with suppress(ValueError):
+        parts = urlsplit(url)
+        host = parts.netloc.rpartition("@")[2]
+        if f"{parts.scheme}://{host}{parts.path}".rstrip("/") == shown:
+            return shown
+    raise UsageError(f"run {shown}: this is no URL of a bucket", hint=_FORMS)
 
 
 class Bucket:
     """Paths are relative to the URL. May be used by several threads."""
 
     def __init__(self, url: str) -> None:
-        self.url = redacted(url)  # for messages
-        self._store = _open(url.rstrip("/"))
-        self._folder = _folder_of(url.rstrip("/"))
+        self.url = plain_url(url)
+        self._store = _open(self.url)
+        self._folder = _folder_of(self.url)
 
     def listing(self, below: str = "") -> dict[str, int]:
         """Every object and its size."""
@@ -174,15 +184,15 @@ def _open(url: str) -> ObjectStore:
     scheme = urlsplit(url).scheme
     if scheme not in SCHEMES:
         raise UsageError(
-            f"run {redacted(url)}: a bucket of kind {scheme!r}, expected one of {', '.join(SCHEMES)}",
-            hint="write s3://bucket/prefix, gs://…, az://… or file:///directory",
+            f"run {url}: a bucket of kind {scheme!r}, expected one of {', '.join(SCHEMES)}",
+            hint=_FORMS,
         )
     try:
         from obstore.exceptions import BaseError
         from obstore.store import LocalStore, from_url
     except ImportError as error:
         raise UsageError(
-            f"run {redacted(url)}: obstore is not installed", hint="pip install 'everystep[bucket]'"
+            f"run {url}: obstore is not installed", hint="pip install 'everystep[bucket]'"
         ) from error
     try:
         if scheme == "file":
@@ -191,7 +201,7 @@ def _open(url: str) -> ObjectStore:
     except (BaseError, OSError, ValueError) as error:
         said = str(error).partition("\n")[0]
         raise StoreError(
-            f"open {redacted(url)}: {said}",
+            f"open {url}: {said}",
             hint="check the URL, and the credentials in the environment",
         ) from error
 

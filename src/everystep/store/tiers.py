@@ -22,7 +22,7 @@ from everystep.errors import StoreError, UsageError
 from everystep.format.base import PassedOver
 from everystep.format.commit import Commit
 from everystep.store import layout
-from everystep.store.bucket import Bucket, is_url, redacted
+from everystep.store.bucket import Bucket, is_url, plain_url
 from everystep.store.bucket_commits import CommitWriter, read_newest
 from everystep.store.fetch import Fetcher, ensure_run, fetch_documents, remove_leftovers
 from everystep.store.files import move_out, remove_file
@@ -35,7 +35,7 @@ from everystep.store.runs import (
     read_manifest,
 )
 from everystep.store.tier_view import bucket_tier, line_end, local_tier
-from everystep.text import is_text
+from everystep.text import is_text, redacted
 
 log = logging.getLogger("everystep")
 
@@ -43,22 +43,24 @@ _TRIES = 3
 
 
 def locate(run: str | Path, bucket: str | None = None) -> tuple[Path, str | None]:
-    """A run's local directory, and the URL of its bucket if it has one."""
+    """A run's local directory, and the plain URL of its bucket if it has one."""
     check_path(run)
+    behind = None if bucket is None else plain_url(bucket)
     if not is_url(run):
-        return Path(os.path.realpath(run)), bucket
-    if bucket is not None and bucket != run:
+        return Path(os.path.realpath(run)), behind
+    url = plain_url(str(run))
+    if behind not in (None, url):
         raise UsageError(
-            f"run {redacted(str(run))}: another bucket is given too, {redacted(bucket)}",
+            f"run {url}: another bucket is given too, {behind}",
             hint="give one URL as run=, or a directory as run= and the URL as bucket=",
         )
-    return local_dir(str(run)), str(run)
+    return local_dir(url), url
 
 
 def check_path(run: str | Path) -> None:
     if not is_text(str(run)):
         raise UsageError(
-            f"run {str(run)!r}: its path is no UTF-8 text",
+            f"run {redacted(str(run))!r}: its path is no UTF-8 text",
             hint="rename the directory, or take another",
         )
 
@@ -67,8 +69,8 @@ def local_dir(url: str) -> Path:
     """Where the local tier of a bucket's run lies, if no directory was given."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     root = Path(os.environ.get("EVERYSTEP_LOCAL_DIR") or cache / "everystep")
-    plain = url.rstrip("/")
-    readable = re.sub(r"[^A-Za-z0-9.]+", "-", redacted(plain))[-60:].strip("-")
+    plain = redacted(url)  # it is the same bucket with other credentials, too
+    readable = re.sub(r"[^A-Za-z0-9.]+", "-", plain)[-60:].strip("-")
     return root.absolute() / f"{readable}-{hashlib.sha256(plain.encode()).hexdigest()[:8]}"
 
 

@@ -48,7 +48,7 @@ def verify_bucket(url: str, progress: Progress = _silent) -> Report:
     bucket = Bucket(url)
     commit = read_newest(bucket)
     if commit is None:
-        raise NotARun(f"open {url}: there is no run", hint="check the URL")
+        raise NotARun(f"open {bucket.url}: there is no run", hint="check the URL")
     with tempfile.TemporaryDirectory(prefix="everystep-") as folder:
         lineage = fetch_documents(bucket, commit, Path(folder))
         objects = Objects.of_commit(bucket, commit)

@@ -24,13 +24,13 @@ from everystep.format.base import Point
 from everystep.format.planes import unpack_planes
 from everystep.format.values import decode
 from everystep.recover.find import find_newest
-from everystep.store.bucket import Bucket, redacted
+from everystep.store.bucket import Bucket
 from everystep.store.epoch import EpochWriter
 from everystep.store.meter import Throttle
 from everystep.store.ship import BaseShipper
 from everystep.store.tags import set_tag
 from everystep.store.tiers import bring
-from everystep.text import printable
+from everystep.text import printable, redacted
 
 from .documents import Document, Store, closed
 

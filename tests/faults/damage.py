@@ -16,10 +16,7 @@ def damage(run: Path, chance: random.Random) -> str:
     """Do something to one file; in words."""
     files = sorted(path for path in run.rglob("*") if path.is_file())
     newest = newest_segment(run)
-    if newest is not None and chance.random() < 0.4:
-        path = newest
-    else:
-        path = chance.choice(files)
+    path = newest if newest is not None and chance.random() < 0.4 else chance.choice(files)
     kinds = ["gone", "cut", "grown"]
     if path == newest or path.name in _READ_WHOLE:
         kinds += ["flipped", "zeroed"]

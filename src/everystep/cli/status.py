@@ -24,7 +24,6 @@ from everystep.store import layout
 from everystep.store.files import modified_at
 from everystep.store.runs import Lineage, identify, read_lineage
 
-
 _PROBLEM_LETTERS, _ROW_LETTERS = (
     160,
     58,

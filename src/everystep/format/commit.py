@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import Annotated
 
 import msgspec
 
 from everystep.core.numbers import Natural
 from everystep.format.base import Manifest, Point, RunDocument, Tag
 
+NUMBER_MAX = 10**12 - 1  # as many digits as its name has
+
 
 class Commit(msgspec.Struct, frozen=True):
     """Numbered one after the other, each put only if its number is free: who finds it taken has lost the run.
     `manifests` are those of the lineage, oldest first."""
 
-    number: Natural
+    number: Annotated[int, msgspec.Meta(ge=1, le=NUMBER_MAX)]
     run: RunDocument
     epoch: Natural  # the one whose writer made it
     token: str  # of that epoch

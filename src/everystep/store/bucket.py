@@ -1,4 +1,4 @@
-"""A bucket, by its URL: the few operations that everystep needs, with bounds and with errors that say enough.
+"""A bucket, by its URL: the few operations that everystep needs, with errors that say enough.
 
 Objects are written whole or not at all. The only condition used is "if absent", which S3, Google, Azure
 and a directory all have.
@@ -6,20 +6,18 @@ and a directory all have.
 
 from __future__ import annotations
 
-import os
-import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from everystep.errors import CorruptData, StoreError, UsageError
+from everystep.errors import CorruptData, EverystepError, StoreError, UsageError
+from everystep.store.bucket_folder import FolderBucket
 from everystep.text import redacted
 
 if TYPE_CHECKING:
-    from obstore.store import ObjectStore
+    from everystep.store.bucket_cloud import CloudBucket
 
 SCHEMES = ("s3", "gs", "az", "file")
 PART_BYTES = 8 << 20
@@ -28,13 +26,6 @@ _FORMS = (
     "credentials are taken from the environment"
 )
 _SMALL_BYTES_MAX = 256 << 20  # of what is read at once, as of documents in a directory
-_PARALLEL = 4
-_DELETED_AT_ONCE = 500
-# a request is tried again within these bounds; then the caller hears of it, and tries later by itself
-_RETRIES = 4
-_RETRY_SECONDS = 20.0
-_REQUEST_SECONDS = 120.0
-_CONNECT_SECONDS = 5.0
 
 
 def is_url(run: object) -> bool:
@@ -60,167 +51,107 @@ class Bucket:
     def __init__(self, url: str) -> None:
         self.url = plain_url(url)
         self._store = _open(self.url)
-        self._folder = _folder_of(self.url)
 
     def listing(self, below: str = "") -> dict[str, int]:
         """Every object and its size."""
-        import obstore
-
         with self._told("list", below):
-            chunks = obstore.list(self._store, prefix=below or None)
-            return {item["path"]: item["size"] for chunk in chunks for item in chunk}
+            return self._store.listing(below)
 
     def read(self, path: str) -> bytes | None:
         """A small object; None if there is none. One that is larger than any of ours is not read."""
-        import obstore
-
         with self._told("read", path):
-            try:
-                found = obstore.get(self._store, path)
-            except FileNotFoundError:
-                return None
-            size = found.meta["size"]
-            if size > _SMALL_BYTES_MAX:
-                raise CorruptData(
-                    f"read {self.url}/{path}: {size} bytes, expected at most {_SMALL_BYTES_MAX}"
-                )
-            return bytes(found.bytes())
+            return self._store.read(path, _SMALL_BYTES_MAX)
 
     def read_part(self, path: str, start: int, end: int) -> memoryview:
-        import obstore
-
+        """CorruptData if the object is not there or not as long: of any other failure nothing is known."""
+        if start == end:
+            return memoryview(b"")
         with self._told("read", path):
-            data = memoryview(obstore.get_range(self._store, path, start=start, end=end))
+            try:
+                data = self._store.read_part(path, start, end)
+            except FileNotFoundError as error:
+                raise CorruptData(f"read {self.url}/{path}: it is not there") from error
         if len(data) != end - start:
-            raise StoreError(
+            raise CorruptData(
                 f"read {self.url}/{path}: {len(data)} bytes from {start} on, expected {end - start}"
             )
         return data
 
     def create(self, path: str, data: bytes) -> bool:
         """Put if absent; False: it is somebody else's. An answer that was lost is made up for by reading."""
-        import obstore
-
         with self._told("create", path):
-            try:
-                obstore.put(self._store, path, data, mode="create")
-            except obstore.exceptions.AlreadyExistsError:
-                return self.read(path) == data
-        return True
+            return self._store.create(path, data) or self.read(path) == data
 
     def put(self, path: str, data: bytes | memoryview) -> None:
-        import obstore
-
         with self._told("put", path):
-            obstore.put(self._store, path, data, use_multipart=False)
+            self._store.put(path, data)
 
     def put_parts(self, path: str, parts: Iterator[memoryview]) -> None:
         """A large object, several parts of it at a time; it is there once all of them are."""
-        import obstore
-
         with self._told("put", path):
-            obstore.put(self._store, path, parts, chunk_size=PART_BYTES, max_concurrency=_PARALLEL)
+            self._store.put_parts(path, parts)
 
     def delete(self, paths: Iterable[str]) -> None:
         """Remove objects; one that is gone already is as well."""
-        import obstore
-
         todo = list(paths)
-        for i in range(0, len(todo), _DELETED_AT_ONCE):
-            for path in todo[i : i + _DELETED_AT_ONCE]:
-                self._check_ordinary("delete", path)
-            with self._told("delete", todo[i]):
-                try:
-                    obstore.delete(self._store, todo[i : i + _DELETED_AT_ONCE])
-                except FileNotFoundError:
-                    for path in todo[i : i + _DELETED_AT_ONCE]:
-                        self._delete_one(path)
-
-    def _delete_one(self, path: str) -> None:
-        import obstore
-
-        try:
-            obstore.delete(self._store, path)
-        except FileNotFoundError:
-            return
-
-    def _check_ordinary(self, operation: str, path: str) -> None:
-        """In a directory that serves as a bucket, nothing may lead away from it, and nothing block."""
-        if self._folder is None:
-            return
-        at = self._folder
-        for name in filter(None, path.split("/")):
-            at /= name
-            mode = at.lstat().st_mode if os.path.lexists(at) else 0
-            if mode and not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-                raise CorruptData(
-                    f"{operation} {self.url}/{path}: {at} is no ordinary file or folder",
-                    hint="only the directory itself may be reached through a link",
-                )
+        with self._told("delete", next(iter(todo), "")):
+            self._store.delete(todo)
 
     @contextmanager
     def _told(self, operation: str, path: str) -> Iterator[None]:
-        """What obstore raises becomes an error of ours that names the object and the remedy."""
-        from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
-
-        self._check_ordinary(operation, path)
+        """Whatever else is raised becomes an error of ours that names the object and the remedy."""
+        failures, denied = _errors_of(self._store)
+        foreseen: tuple[type[Exception], ...] = (
+            *failures,
+            OSError,
+            ValueError,
+            NotImplementedError,
+        )
         try:
             yield
-        except (BaseError, OSError, NotImplementedError) as error:
+        except EverystepError:
+            raise
+        except foreseen as error:
             hint = "see that the bucket exists and can be reached from here"
-            if isinstance(error, PermissionDeniedError | UnauthenticatedError | PermissionError):
+            if isinstance(error, (*denied, PermissionError)):
                 hint = "check the credentials in the environment, and what they allow"
             said = str(error).partition("\n\nDebug source")[0].strip()
             raise StoreError(f"{operation} {self.url}/{path}: {said}", hint=hint) from error
 
 
-def _folder_of(url: str) -> Path | None:
-    """The directory that serves as a bucket, if one does."""
+def _errors_of(
+    store: CloudBucket | FolderBucket,
+) -> tuple[tuple[type[Exception], ...], tuple[type[Exception], ...]]:
+    """What its library raises, and what of that is about credentials."""
+    if isinstance(store, FolderBucket):
+        return (), ()
+    from everystep.store.bucket_cloud import DENIED, FAILURES
+
+    return FAILURES, DENIED
+
+
+def _open(url: str) -> CloudBucket | FolderBucket:
     parts = urlsplit(url)
-    return Path(unquote(parts.path)) if parts.scheme == "file" else None
-
-
-def _open(url: str) -> ObjectStore:
-    scheme = urlsplit(url).scheme
-    if scheme not in SCHEMES:
+    if parts.scheme not in SCHEMES:
         raise UsageError(
-            f"run {url}: a bucket of kind {scheme!r}, expected one of {', '.join(SCHEMES)}",
+            f"run {url}: a bucket of kind {parts.scheme!r}, expected one of {', '.join(SCHEMES)}",
             hint=_FORMS,
         )
+    if parts.scheme == "file":
+        return FolderBucket(Path(unquote(parts.path)))
     try:
-        from obstore.exceptions import BaseError
-        from obstore.store import LocalStore, from_url
+        from everystep.store.bucket_cloud import FAILURES, CloudBucket
+
+        foreseen: tuple[type[Exception], ...] = (*FAILURES, OSError, ValueError)
     except ImportError as error:
         raise UsageError(
             f"run {url}: obstore is not installed", hint="pip install 'everystep[bucket]'"
         ) from error
     try:
-        if scheme == "file":
-            return LocalStore(unquote(urlsplit(url).path), mkdir=True)
-        return from_url(url, **_bounds())
-    except (BaseError, OSError, ValueError) as error:
+        return CloudBucket(url)
+    except foreseen as error:
         said = str(error).partition("\n")[0]
         raise StoreError(
             f"open {url}: {said}",
             hint="check the URL, and the credentials in the environment",
         ) from error
-
-
-def _bounds() -> dict[str, Any]:
-    return {
-        "client_options": {
-            "timeout": timedelta(seconds=_REQUEST_SECONDS),
-            "connect_timeout": timedelta(seconds=_CONNECT_SECONDS),
-            "allow_http": _plain_http_is_meant(),
-        },
-        "retry_config": {
-            "max_retries": _RETRIES,
-            "retry_timeout": timedelta(seconds=_RETRY_SECONDS),
-        },
-    }
-
-
-def _plain_http_is_meant() -> bool:
-    """Options given in code hide what the environment says of them."""
-    asked = [v for k, v in os.environ.items() if k.upper().endswith("_ALLOW_HTTP")]
-    return any(value.lower() in ("1", "true") for value in asked)

@@ -14,7 +14,7 @@ from everystep.core.tiers import Tier, furthest, unseen
 from everystep.errors import CorruptData, Fenced, StoreError, UsageError
 from everystep.format.base import Manifest, RunDocument, Tag
 from everystep.format.checks import check_manifest
-from everystep.format.commit import Commit, claiming
+from everystep.format.commit import NUMBER_MAX, Commit, claiming
 from everystep.format.document import pack_document, unpack_document
 from everystep.format.values import shown
 from everystep.store.bucket import Bucket
@@ -34,9 +34,11 @@ def commit_path(number: int) -> str:
 
 
 def commit_numbers(bucket: Bucket) -> list[int]:
-    """Newest first."""
-    names = [path.rpartition("/")[2].removesuffix(".json") for path in bucket.listing(_FOLDER)]
-    return sorted((n for name in names if (n := number_of(name))), reverse=True)
+    """Newest first. What has another name than a commit of ours is none."""
+    found = bucket.listing(_FOLDER)
+    names = [path.rpartition("/")[2].removesuffix(".json") for path in found]
+    numbers = {n for name in names if (n := number_of(name)) and n <= NUMBER_MAX}
+    return sorted((n for n in numbers if commit_path(n) in found), reverse=True)
 
 
 def read_newest(bucket: Bucket) -> Commit | None:
@@ -55,7 +57,11 @@ def read_newest(bucket: Bucket) -> Commit | None:
                 log.warning("commit_skipped %s", error)
                 problem = problem or error
         if problem is not None:
-            raise problem
+            raise CorruptData(
+                f"{problem}, and no other commit can be read",
+                hint=f"put one back from a copy, or give another bucket; without {bucket.url}/{_FOLDER} "
+                "whoever attaches ships what the directory holds anew",
+            )
         if not numbers:
             return None
     raise StoreError(f"read {bucket.url}: its commits change faster than they can be read")
@@ -65,6 +71,11 @@ def _unpack(number: int, data: bytes, where: str) -> Commit:
     commit = unpack_document("commit", data, Commit, where)
     if commit.number != number:
         raise CorruptData(f"read {where}: it is commit {commit.number}")
+    tokens = [(manifest.epoch, manifest.token) for manifest in commit.manifests]
+    if (commit.epoch, commit.token) not in tokens or len(dict(tokens)) < len(tokens):
+        raise CorruptData(
+            f"read {where}: of epoch {commit.epoch}, with manifests of {[epoch for epoch, _ in tokens]}"
+        )
     for manifest in commit.manifests:
         check_manifest(manifest, where)
     for tag in commit.tags:
@@ -164,6 +175,12 @@ class CommitWriter:
         manifests: tuple[Manifest, ...],
         tags: tuple[Tag, ...],
     ) -> bool:
+        if number > NUMBER_MAX:
+            raise StoreError(
+                f"commit to {self._bucket.url}: its newest commit has the number {number - 1}, and no other "
+                "can follow",
+                hint=f"nobody commits as often: remove {commit_path(number - 1)} from the bucket",
+            )
         commit = Commit(number, run, self._epoch, self._token, manifests, tags)
         if not self._bucket.create(commit_path(number), pack_document("commit", commit)):
             return False

@@ -79,7 +79,7 @@ def write_blocks(
     return writer.bytes, tuple(digests)
 
 
-def write_document(path: RunPath, data: bytes) -> None:
+def write_document(path: RunPath, data: bytes | memoryview) -> None:
     """Replace a small file atomically and durably."""
     temporary = write_temporary(path, data)
     try:
@@ -91,7 +91,7 @@ def write_document(path: RunPath, data: bytes) -> None:
     sync_folder(path.parent)
 
 
-def write_temporary(path: RunPath, data: bytes) -> RunPath:
+def write_temporary(path: RunPath, data: bytes | memoryview) -> RunPath:
     """The same under a name of its own, synced."""
     temporary = temporary_for(path)
     fd = create_file(temporary)

@@ -6,6 +6,7 @@ A file gets its name once every chunk of it was right and it is synced, so that 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import socket
@@ -40,6 +41,8 @@ from everystep.store.mapped import map_file
 from everystep.store.objects import Objects
 from everystep.store.runs import Candidate, Lineage, create_run, read_lineage, write_manifest
 
+log = logging.getLogger("everystep")
+
 _THREADS = 8
 
 
@@ -56,7 +59,9 @@ def fetch_documents(bucket: Bucket, commit: Commit, folder: Path) -> Lineage:
 
 def _fetch_index(objects: Objects, candidate: Candidate, folder: Path) -> None:
     path = layout.index_path(folder, candidate.epoch, candidate.entry.step)
-    data = objects.read(path.inside)
+    data = None
+    with contextlib.suppress(CorruptData):
+        data = objects.read(path.inside)
     if data is not None:  # else whoever reads the index says so
         make_folder(path.parent, below=RunPath(folder))
         write_document(path, data)
@@ -89,15 +94,34 @@ class Fetcher:
         self._objects, self._documents, self._run = objects, documents, run
         self.bytes = 0
 
-    def bases(self, candidates: Sequence[Candidate]) -> None:
-        """What of them is not here, or not as it should be. All bytes of the newest are looked at."""
+    def bases(self, candidates: Sequence[Candidate], *, damaged: bool = False) -> None:
+        """What of them is not here, or not as it should be. All bytes of the newest are looked at. `damaged`:
+        those that are not whole there either are left out, unless none is."""
+        problem: CorruptData | None = None
+        whole = False
         with ThreadPoolExecutor(_THREADS) as pool:
             for candidate in candidates:
-                index = read_index(self._documents, candidate)
-                for file in index.files:
-                    if not self._is_here(file, every_byte=candidate is candidates[0]):
-                        self._file(pool, file)
-                self._index(candidate)
+                try:
+                    self._base(pool, candidate, every_byte=not whole)
+                    whole = True
+                except CorruptData as error:
+                    if not damaged:
+                        raise
+                    problem = problem or error
+                    log.warning(
+                        "base_not_fetched run=%s step=%d: %s",
+                        self._run,
+                        candidate.entry.step,
+                        error,
+                    )
+        if problem is not None and not whole:
+            raise problem
+
+    def _base(self, pool: ThreadPoolExecutor, candidate: Candidate, *, every_byte: bool) -> None:
+        for file in read_index(self._documents, candidate).files:
+            if not self._is_here(file, every_byte=every_byte):
+                self._file(pool, file)
+        self._index(candidate)
 
     def _is_here(self, file: StoredFile, *, every_byte: bool) -> bool:
         try:

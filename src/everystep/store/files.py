@@ -21,6 +21,7 @@ from everystep.errors import CorruptData, NotARun
 
 TEMPORARY_PREFIX = ".everystep-tmp-"
 _DOCUMENT_BYTES_MAX = 256 << 20  # an index has a checksum for every MiB: this is one of terabytes
+_DEEPEST = 9  # folders in folders: nothing of ours lies as deep
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # not to block on a pipe; an ordinary file does not care
 _FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -142,6 +143,20 @@ def names_in(path: RunPath) -> list[str]:
         return []
 
 
+def files_below(path: RunPath, deepest: int = _DEEPEST) -> Iterator[tuple[RunPath, int]]:
+    """Every ordinary file in a folder and in those below it, and its size; none if there is no folder."""
+    try:
+        with _in_folder(path) as fd, os.scandir(fd) as entries:
+            found = sorted((e.name, e.stat(follow_symlinks=False)) for e in entries)
+    except FileNotFoundError:  # removed meanwhile, perhaps
+        return
+    for name, known in found:
+        if stat.S_ISREG(known.st_mode):
+            yield path / name, known.st_size
+        elif stat.S_ISDIR(known.st_mode) and deepest:
+            yield from files_below(path / name, deepest - 1)
+
+
 def is_folder(path: RunPath) -> bool:
     try:
         with _in_folder(path):
@@ -161,6 +176,16 @@ def make_folder(path: RunPath, *, below: RunPath) -> None:
             claim_folder(folder)
     for folder in reversed(chain):
         sync_folder(folder)
+
+
+def make_root(root: Path) -> None:
+    """The directory itself and what lies above it, where that is not there. All names are synced."""
+    if root.is_dir():
+        return
+    root.mkdir(parents=True, exist_ok=True)
+    for parent in root.parents:
+        with contextlib.suppress(PermissionError):
+            sync_folder(RunPath(parent))
 
 
 def claim_folder(path: RunPath) -> None:

@@ -63,7 +63,7 @@ def parts_by_segment(listing: Mapping[str, int]) -> dict[SegmentPlace, list[LogP
 def _chain(parts: list[LogPart]) -> list[LogPart]:
     chain: list[LogPart] = []
     for part in sorted(parts, key=lambda part: (part.at, -part.size)):
-        if part.at == (chain[-1].end if chain else 0) and part.size <= PART_BYTES_MAX:
+        if part.at == (chain[-1].end if chain else 0) and 0 < part.size <= PART_BYTES_MAX:
             chain.append(part)
     return chain
 

@@ -18,7 +18,7 @@ from typing import Literal
 
 from everystep.core.retention import Rules
 from everystep.core.tiers import Tier, furthest, newer_tier, unseen
-from everystep.errors import StoreError, UsageError
+from everystep.errors import CorruptData, StoreError, UnknownVersion, UsageError
 from everystep.format.base import PassedOver
 from everystep.format.commit import Commit
 from everystep.store import layout
@@ -80,6 +80,8 @@ def bring(run: Path, url: str, *, heal: bool = True) -> bool:
     bucket = Bucket(url)
     try:
         commit = read_newest(bucket)
+    except (CorruptData, UnknownVersion):
+        raise  # it is there, and may hold more than the directory
     except StoreError as error:
         if not local_tier(run, None).marks:
             raise  # there may be something to resume: beginning anew would be wrong
@@ -93,8 +95,11 @@ def bring(run: Path, url: str, *, heal: bool = True) -> bool:
         try:
             _fetch(run, bucket, commit)
             return True
-        except StoreError:
+        except StoreError as error:
             now = read_newest(bucket)
+            if now == commit and isinstance(error, CorruptData):
+                _fetch(run, bucket, commit, damaged=True)
+                return True
             if now is None or now == commit:
                 raise
             commit = now  # its writer has gone on, and removed what was being read
@@ -161,14 +166,15 @@ def _free_name(run: Path, what: str) -> Path:
     return next(path for name in names if not (path := run.with_name(name)).exists())
 
 
-def _fetch(run: Path, bucket: Bucket, commit: Commit) -> None:
+def _fetch(run: Path, bucket: Bucket, commit: Commit, *, damaged: bool = False) -> None:
+    """`damaged`: bases that are not whole there are left out, as long as there is another one."""
     run.mkdir(parents=True, exist_ok=True)
     remove_leftovers(run)
     with tempfile.TemporaryDirectory(prefix="everystep-") as folder:
         theirs = fetch_documents(bucket, commit, Path(folder))
         _set_aside_others(run, commit)
         fetcher = Fetcher(Objects.of_commit(bucket, commit), Path(folder), run)
-        fetcher.bases(theirs.candidates)
+        fetcher.bases(theirs.candidates, damaged=damaged)
         fetcher.log(theirs)
         fetcher.manifests(commit)
     log.info("fetched run=%s from=%s bytes=%d", run, bucket.url, fetcher.bytes)
@@ -182,7 +188,8 @@ def _heal(run: Path, bucket: Bucket, commit: Commit) -> None:
         with tempfile.TemporaryDirectory(prefix="everystep-") as folder:
             theirs = fetch_documents(bucket, commit, Path(folder)).candidates
             fetcher = Fetcher(Objects.of_directory(bucket, run), Path(folder), run)
-            fetcher.bases([candidate for candidate in ours.candidates if candidate in theirs])
+            known = [candidate for candidate in ours.candidates if candidate in theirs]
+            fetcher.bases(known, damaged=True)
             fetcher.log(ours)
     except StoreError as error:
         log.warning("not_healed run=%s: %s", run, error)

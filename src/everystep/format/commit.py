@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 import msgspec
 
-from everystep.core.numbers import Natural
+from everystep.core.numbers import Epoch, Natural
 from everystep.format.base import Manifest, Point, RunDocument, Tag
 
 
@@ -16,7 +16,7 @@ class Commit(msgspec.Struct, frozen=True):
 
     number: Natural
     run: RunDocument
-    epoch: Natural  # the one whose writer made it
+    epoch: Epoch  # the one whose writer made it
     token: str  # of that epoch
     manifests: tuple[Manifest, ...]
     tags: tuple[Tag, ...] = ()  # of bases that are there

@@ -116,7 +116,10 @@ def _refusals(as_json: bool) -> Iterator[None]:
     """An error becomes two lines on stderr, or a document, and exit code 2."""
     try:
         yield
-    except EverystepError as error:
+    except BrokenPipeError:  # whoever read what we print has gone
+        raise
+    except (EverystepError, OSError) as found:
+        error = found if isinstance(found, EverystepError) else _of_the_system(found)
         message = str(error).partition("\nhint:")[0]
         document = {"error": message, "kind": type(error).__name__, "hint": error.hint}
         if as_json:
@@ -126,6 +129,13 @@ def _refusals(as_json: bool) -> Iterator[None]:
             if error.hint:
                 _print_error(("hint:", "bold"), error.hint)
         raise typer.Exit(REFUSED) from None
+
+
+def _of_the_system(error: OSError) -> StoreError:
+    return StoreError(
+        f"use {error.filename or 'a file'}: {error.strerror}",
+        hint="whoever runs this needs the right to read and write it, on a disk that works",
+    )
 
 
 def check_writable(file: Path | None) -> None:

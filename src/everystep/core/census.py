@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from everystep.core.dtypes import tensor_bytes
-from everystep.core.numbers import Natural
+from everystep.core.numbers import Natural, Shape
 
 PACKED_BYTES_MAX = 256 << 10  # copies smaller than this waste most of a link's bandwidth
 ALIGN_BYTES = 64  # payload blocks start on cache lines, so views of any element type are aligned
@@ -37,7 +37,7 @@ class Atom(msgspec.Struct, frozen=True):
 
     name: str
     dtype: str
-    shape: tuple[Natural, ...]
+    shape: Shape
     buffer: bool = False
     aliases: tuple[str, ...] = ()
     lossy: bool = False  # too large for logs at every step: only bases hold it
@@ -110,6 +110,11 @@ class Census(msgspec.Struct, frozen=True, dict=True):
     def parameters(self) -> tuple[int, ...]:
         """Atoms that may have a gradient, those of no optimizer included."""
         return tuple(i for i, atom in enumerate(self.atoms) if not atom.buffer)
+
+    @cached_property
+    def places(self) -> dict[str, int]:
+        """Of the optimizers, by key."""
+        return {spec.key: i for i, spec in enumerate(self.optimizers)}
 
     def moved_by(self, optimizer: int) -> frozenset[int]:
         return self._moved[optimizer]

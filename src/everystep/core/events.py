@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 from everystep.core.census import ALIGN_BYTES, Census, gradient_layout
-from everystep.core.numbers import Natural
+from everystep.core.numbers import Natural, Shape, Step
 
 GRADIENT = "grad"  # in place of a slot: what `backward` left on the parameter for a later step
 AmpName = Literal["grad_scale", "found_inf"]  # what a GradScaler tells an optimizer
@@ -38,7 +38,7 @@ class Edit(msgspec.Struct, frozen=True, tag="edit", array_like=True, gc=False):
     atom: Natural
     slot: str
     dtype: str
-    shape: tuple[Natural, ...]
+    shape: Shape
     start: Natural
     nbytes: Natural
     at: Natural
@@ -57,7 +57,7 @@ class Rebase(msgspec.Struct, frozen=True, tag="rebase", array_like=True, gc=Fals
     when each last changed, so that an unchanged atom is not written to the store again."""
 
     atoms: tuple[Natural, ...]
-    versions: tuple[Natural, ...]
+    versions: tuple[Step, ...]
 
 
 class Call(msgspec.Struct, frozen=True, tag="call", array_like=True, gc=False):
@@ -99,8 +99,8 @@ class Planes(msgspec.Struct, frozen=True, tag="planes", array_like=True, gc=Fals
 class Seal(msgspec.Struct, frozen=True, tag="seal", array_like=True, gc=False):
     """The end of step `step`. An empty `state` or group means: as in the record before."""
 
-    step: Natural
-    after: Natural  # the step this record follows; a gap shows here
+    step: Step
+    after: Step  # the step this record follows; a gap shows here
     rng: bytes
     state: bytes
     groups: tuple[bytes, ...]
@@ -132,7 +132,12 @@ def used_ranges(events: Iterable[Event], census: Census) -> list[tuple[int, int]
 
 def pack_presence(present: list[bool]) -> bytes:
     bits = sum(1 << i for i, there in enumerate(present) if there)
-    return bits.to_bytes(-(-len(present) // 8) or 1, "little")
+    return bits.to_bytes(presence_bytes(len(present)), "little")
+
+
+def presence_bytes(count: int) -> int:
+    """How many a packed presence has."""
+    return -(-count // 8) or 1
 
 
 def unpack_presence(packed: bytes, count: int) -> list[bool]:

@@ -6,8 +6,17 @@ from typing import Annotated
 
 import msgspec
 
+# names are made from these, and have to be found again: no run comes near, a billion epochs or a step every
+# microsecond for eleven days
+EPOCH_MAX = 10**9 - 1
+STEP_MAX = 10**12 - 1
+DIMENSIONS_MAX = 64  # of a tensor: torch's and numpy's own limit
+
 Natural = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
-"""A step, a count, a size in bytes, a place in a list."""
+"""A count, a size in bytes, a place in a list."""
+Epoch = Annotated[int, msgspec.Meta(ge=0, le=EPOCH_MAX)]
+Step = Annotated[int, msgspec.Meta(ge=0, le=STEP_MAX)]
+Shape = Annotated[tuple[Natural, ...], msgspec.Meta(max_length=DIMENSIONS_MAX)]
 Time = Annotated[float, msgspec.Meta(ge=0, lt=1e12)]
 """Seconds: since 1970, or of something that lasted."""
 Digest = Annotated[str, msgspec.Meta(min_length=32, max_length=32)]

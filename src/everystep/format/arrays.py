@@ -38,6 +38,8 @@ def plain_to_array(tag: str, payload: Any) -> Any:
     import numpy as np
 
     described, shape, data, *order = payload
+    if not all(type(size) is int for size in shape):  # a product with text is more text
+        raise ValueError(f"a shape of {len(shape)} that are no numbers")
     dtype = _plain_to_dtype(described)
     if tag == "npscalar" and dtype.kind in "SU":  # an array would cut zeros off its end
         return np.bytes_(data) if dtype.kind == "S" else np.str_(_utf32(data))

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 from everystep.core.census import Census
 from everystep.core.dtypes import ELEMENT_TYPES
 from everystep.core.events import Presence, Seal
-from everystep.core.numbers import Checksum, Digest, Natural, Time
+from everystep.core.numbers import STEP_MAX, Checksum, Digest, Epoch, Natural, Shape, Step, Time
 from everystep.core.retention import Rules
 
 CHUNK_BYTES = 1 << 20
+_SESSION_BYTES = 1 << 30
 _NOTHING: Mapping[str, str] = {}
 
 
@@ -26,14 +27,14 @@ class RunDocument(msgspec.Struct, frozen=True):
 class Point(msgspec.Struct, frozen=True):
     """A place in the lineage of a run."""
 
-    epoch: Natural
-    step: Natural
+    epoch: Epoch
+    step: Step
 
 
 class BaseEntry(msgspec.Struct, frozen=True):
     """What a manifest says of a base; `digest` covers the index file byte for byte."""
 
-    step: Natural
+    step: Step
     digest: Digest
     new_bytes: Natural
     total_bytes: Natural
@@ -46,7 +47,7 @@ class Tag(msgspec.Struct, frozen=True):
     the run was rewound to an earlier step."""
 
     name: str
-    epoch: Natural
+    epoch: Epoch
     base: BaseEntry
 
 
@@ -54,14 +55,14 @@ class PassedOver(msgspec.Struct, frozen=True):
     """An epoch of another tier that somebody has decided against, as far as it went then."""
 
     token: str
-    step: int  # -1: it held nothing
+    step: Annotated[int, msgspec.Meta(ge=-1, le=STEP_MAX)]  # -1: it held nothing
 
 
 class Manifest(msgspec.Struct, frozen=True):
     """What counts in one epoch. Epochs before it count only up to the point it continues."""
 
     run_id: Digest
-    epoch: Natural
+    epoch: Epoch
     continues: Point | None
     host: str
     pid: Natural
@@ -86,8 +87,8 @@ class StoredFile(msgspec.Struct, frozen=True):
     """A file that a base refers to, its own or that of an earlier one. Numbers say where it lies: a name that
     somebody else has written is never used as one."""
 
-    epoch: Natural
-    step: Natural
+    epoch: Epoch
+    step: Step
     part: Part
     bytes: Natural
     chunks: tuple[Checksum, ...]  # xxh3-64 of every CHUNK_BYTES, headers included
@@ -99,8 +100,8 @@ class StoredTensor(msgspec.Struct, frozen=True):
     atom: Natural
     slot: str
     dtype: str
-    shape: tuple[Natural, ...]
-    version: Natural
+    shape: Shape
+    version: Step
     file: Natural
     at: Natural
     bytes: Natural
@@ -108,8 +109,8 @@ class StoredTensor(msgspec.Struct, frozen=True):
 
 class BaseIndex(msgspec.Struct, frozen=True):
     run_id: Digest
-    epoch: Natural
-    step: Natural
+    epoch: Epoch
+    step: Step
     census: Census
     files: tuple[StoredFile, ...]
     tensors: tuple[StoredTensor, ...]
@@ -122,13 +123,18 @@ class BaseIndex(msgspec.Struct, frozen=True):
 class SessionValues(msgspec.Struct, frozen=True):
     """Everything of a step that is not a tensor of an atom."""
 
-    step: Natural
+    step: Step
     rng: bytes
     state: bytes
     groups: tuple[bytes, ...]
     values: tuple[tuple[Natural, Natural, bytes], ...]  # atom, optimizer, encoded slot values
     metric: float | None = None
     pending: Presence = Presence()
+
+
+def session_bytes_max(census: Census) -> int:
+    """No base has more of them: a copy or two of the model, and what a training remembers beside it."""
+    return _SESSION_BYTES + 4 * sum(atom.bytes for atom in census.atoms)
 
 
 def after_seal(session: SessionValues, seal: Seal) -> SessionValues:

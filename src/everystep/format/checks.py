@@ -25,6 +25,7 @@ from everystep.core.events import (
     Seal,
     SlotValues,
     Sparse,
+    presence_bytes,
 )
 from everystep.errors import CorruptData
 from everystep.format.base import (
@@ -34,6 +35,7 @@ from everystep.format.base import (
     SessionValues,
     StoredFile,
     StoredTensor,
+    session_bytes_max,
 )
 
 _CALLS_DISCARDED_MAX = 4  # of each optimizer, whose gradients a payload keeps room for
@@ -79,7 +81,7 @@ def check_session(session: SessionValues, index: BaseIndex, where: str) -> None:
     try:
         if session.step != index.step:
             raise _Wrong(f"values of step {session.step} in a base of step {index.step}")
-        if len(session.groups) not in (0, len(census.optimizers)):
+        if len(session.groups) != len(census.optimizers):
             raise _Wrong(f"{len(session.groups)} groups, expected {len(census.optimizers)}")
         for atom, optimizer, _ in session.values:
             _check_owner(census, atom, optimizer)
@@ -162,6 +164,8 @@ def _check_files(index: BaseIndex) -> None:
                 f"{len(file.chunks)} checksums for {file.bytes} bytes of epoch {file.epoch}"
             )
     _check_part(index.files, index.session, "session")
+    if (found := index.files[index.session].bytes) > (most := session_bytes_max(index.census)):
+        raise _Wrong(f"session values of {found} bytes, expected at most {most}")
     if index.tail is not None:
         _check_part(index.files, index.tail, "tail")
 
@@ -193,7 +197,7 @@ def _check_slot(census: Census, atom: int, slot: str, dtype: str, shape: tuple[i
             raise _Wrong(f"{described.name!r} as {dtype}{list(shape)}")
         return
     key, found, _ = slot.rpartition("/")
-    owner = next((i for i, spec in enumerate(census.optimizers) if spec.key == key), None)
+    owner = census.places.get(key)
     if not found or owner is None:
         raise _Wrong(f"slot {slot!r} of no optimizer")
     _check_owner(census, atom, owner)
@@ -228,6 +232,9 @@ def _check_event(event: Event, census: Census) -> None:
     elif isinstance(event, Call):
         if event.optimizer >= len(census.optimizers):
             raise _Wrong(f"a call of optimizer {event.optimizer} of {len(census.optimizers)}")
+        moved = len(census.layouts[event.optimizer].offsets)
+        if len(event.presence) != presence_bytes(moved):
+            raise _Wrong(f"a presence of {len(event.presence)} bytes for {moved} atoms")
     elif isinstance(event, Fingerprints):
         _check_atoms((atom for atom, _ in event.tensors), census)
     elif isinstance(event, Seal):

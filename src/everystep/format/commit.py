@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from everystep.core.numbers import Natural
+from everystep.core.numbers import Epoch, Natural
 from everystep.format.base import Manifest, Point, RunDocument, Tag
 
 NUMBER_MAX = 10**12 - 1  # as many digits as its name has
@@ -19,7 +19,7 @@ class Commit(msgspec.Struct, frozen=True):
 
     number: Annotated[int, msgspec.Meta(ge=1, le=NUMBER_MAX)]
     run: RunDocument
-    epoch: Natural  # the one whose writer made it
+    epoch: Epoch  # the one whose writer made it
     token: str  # of that epoch
     manifests: tuple[Manifest, ...]
     tags: tuple[Tag, ...] = ()  # of bases that are there

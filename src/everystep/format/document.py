@@ -13,7 +13,10 @@ import xxhash
 from everystep.errors import CorruptData, UnknownVersion
 
 VERSION = 1
+MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What decoding raises where bytes are no document of this kind."""
 _MAGIC = b"everystep"
+_DIGITS_MAX = 9  # of a version: more of them are no version of ours
 
 T = TypeVar("T")
 
@@ -33,18 +36,20 @@ def unpack_document(kind: str, data: bytes, type: type[T], where: str) -> T:
     found, version, length, digest = (word.decode("ascii", "replace") for word in words[1:])
     # a flipped bit can make a newer version of ours: with the number put right, its checksum matches
     flipped = digest == _digest(f"{found} {VERSION} {length}", body)
-    if version.isdigit() and int(version) > VERSION and not flipped:
+    newer = version.isdecimal() and len(version) <= _DIGITS_MAX and int(version) > VERSION
+    if newer and not flipped:
         raise UnknownVersion(
             f"read {where}: format version {version}, this everystep knows up to {VERSION}",
             hint="upgrade everystep to the version that wrote this run",
         )
     if digest != _digest(f"{found} {version} {length}", body):
         raise CorruptData(f"read {where}: checksum does not match the content")
-    if found != kind or length != str(len(body)):
-        raise CorruptData(f"read {where}: a {found} of {length} bytes, expected a {kind}")
+    if (found, version, length) != (kind, str(VERSION), str(len(body))):
+        told = f"a {found} {version:.{_DIGITS_MAX}} of {length:.20} bytes"
+        raise CorruptData(f"read {where}: {told}, expected a {kind} {VERSION} of {len(body)}")
     try:
         return msgspec.json.decode(body, type=type)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except MALFORMED as error:
         raise CorruptData(f"read {where}: {error}") from error
 
 

@@ -16,6 +16,7 @@ import msgspec
 import xxhash
 
 from everystep.core.census import Census
+from everystep.core.numbers import STEP_MAX
 from everystep.errors import CorruptData, UnknownVersion
 
 BLOCK_BYTES = 4096
@@ -71,7 +72,7 @@ def unpack_segment_header(data: memoryview, where: str) -> SegmentHeader:
         )
     if fields[1] != _VERSION:
         raise CorruptData(f"read {where}: version {fields[1]}, expected {_VERSION}")
-    return SegmentHeader(fields[2].rstrip(b"\0").decode(), *fields[3:])
+    return SegmentHeader(fields[2].rstrip(b"\0").decode(errors="replace"), *fields[3:])
 
 
 def body_checksum(body: memoryview) -> int:
@@ -122,13 +123,14 @@ def read_heads(data: memoryview, where: str) -> Iterator[RecordHead]:
     chain = Chain(unpack_segment_header(data, where))
     at = BLOCK_BYTES
     while at + _RECORD.size <= len(data):
-        # no head begins with 0: this is a batch's padding, which may be shorter than a head
-        if data[at] == 0:
+        # no head begins with 0: this is a batch's padding, which may be shorter than a head. It never fills a
+        # block: where one begins with 0 something was left out, and nobody looks behind it through gigabytes
+        if data[at] == 0 and at % BLOCK_BYTES:
             at = -(-(at + 1) // BLOCK_BYTES) * BLOCK_BYTES
             continue
         told = chain.follows(bytes(data[at : at + _RECORD.size]))
         start = at + _RECORD.size
-        if told is None or start + told[2] > len(data):
+        if told is None or start + told[2] > len(data) or told[0] > STEP_MAX:
             raise CorruptData(f"read {where} at byte {at}: a record that was not finished")
         step, after, size, checksum = told
         yield RecordHead(step, after, start, size, checksum)

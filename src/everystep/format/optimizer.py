@@ -31,7 +31,19 @@ def encode_values(
     return values.encode_dict(members)
 
 
-def decode_values(encoded: bytes, unpack: values.Unpack) -> OptimizerValues:
+def decode_values(
+    encoded: bytes, unpack: values.Unpack, group_count: int | None = None
+) -> OptimizerValues:
+    """`group_count`: how many param groups the optimizer has, if that is known."""
+    found = _decoded(encoded, unpack)
+    if group_count not in (None, len(found.groups)):
+        raise CorruptData(
+            f"values of {len(found.groups)} param groups for an optimizer of {group_count}"
+        )
+    return found
+
+
+def _decoded(encoded: bytes, unpack: values.Unpack) -> OptimizerValues:
     found = values.decode(encoded, unpack)
     try:
         if isinstance(found, list):

@@ -15,6 +15,7 @@ import xxhash
 
 from everystep.core.events import Event
 from everystep.errors import CorruptData
+from everystep.format.document import MALFORMED
 
 VERSION = 1
 MAGIC = 0x544C5345  # "ESLT"
@@ -92,5 +93,5 @@ def unpack_events(document: bytes | memoryview, checksum: int) -> list[Event]:
         raise CorruptData(f"slot document of {len(document)} bytes: checksum does not match")
     try:
         return _decoder.decode(document)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except MALFORMED as error:
         raise CorruptData(f"slot document: {error}") from error

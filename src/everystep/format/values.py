@@ -26,6 +26,7 @@ Unpack = Callable[[str, Any], Any]
 _PLAIN = (type(None), bool, float, bytes)
 _INT_MIN, _INT_MAX = -(1 << 63), (1 << 64) - 1
 _DEPTH_MAX = 64
+_ALIKE_MAX = 100  # keys of one dict or set whose hashes are equal
 _SHOWN = 200  # characters of a path
 _HINT = (
     "return plain containers, numbers, strings, bytes, numpy arrays or tensors from state_dict()"
@@ -93,6 +94,13 @@ def decode(data: bytes, unpack: Unpack = as_raw) -> Any:
         return _from_plain(msgspec.msgpack.decode(data), unpack)
     except _MALFORMED as error:
         raise CorruptData(f"decode user state of {len(data)} bytes: {error}") from error
+
+
+def decode_dict(data: bytes, unpack: Unpack = as_raw) -> dict[Any, Any]:
+    found = decode(data, unpack)
+    if not isinstance(found, dict):
+        raise CorruptData(f"decode slots of {len(data)} bytes: a {type(found).__name__}, no dict")
+    return found
 
 
 def keys_of(data: bytes) -> list[str]:
@@ -181,6 +189,14 @@ def _pair(key: Any, value: Any, pack: Pack, depth: int) -> list[Any]:
         raise
 
 
+def _check_apart(keys: list[Any]) -> None:
+    """Keys of one hash are compared each with each: of numbers anybody can find as many as there are."""
+    if len(keys) > _ALIKE_MAX:
+        alike = max(Counter(map(hash, keys)).values())
+        if alike > _ALIKE_MAX:
+            raise ValueError(f"{alike} keys of one hash, expected at most {_ALIKE_MAX}")
+
+
 def _for_keys(pack: Pack) -> Pack:
     def pack_key(value: Any) -> tuple[str, Any] | None:
         packed = pack(value)
@@ -201,11 +217,15 @@ def _from_plain(plain: Any, unpack: Unpack) -> Any:
     ((tag, body),) = plain.items()
     if tag in ("dict", "ordered", "counter"):
         pairs = [(_from_plain(k, unpack), _from_plain(v, unpack)) for k, v in body]
+        _check_apart([key for key, _ in pairs])
         kinds: dict[str, Any] = {"dict": dict, "ordered": OrderedDict}
         return Counter(dict(pairs)) if tag == "counter" else kinds[tag](pairs)
-    if tag in ("tuple", "set", "frozenset"):
-        sequence = {"tuple": tuple, "set": set, "frozenset": frozenset}[tag]
-        return sequence(_from_plain(v, unpack) for v in body)
+    if tag == "tuple":
+        return tuple(_from_plain(v, unpack) for v in body)
+    if tag in ("set", "frozenset"):
+        members = [_from_plain(v, unpack) for v in body]
+        _check_apart(members)
+        return set(members) if tag == "set" else frozenset(members)
     if tag == "deque":
         return deque((_from_plain(v, unpack) for v in body[1]), maxlen=body[0])
     if tag == "int":

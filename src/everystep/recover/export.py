@@ -93,10 +93,10 @@ def _optimizer(state: State, index: int) -> dict[str, Any]:
             room[slot] = view_tensor(t.data, t.dtype, t.shape)
     for atom, optimizer, encoded in state.session.values:
         if optimizer == index:
-            slots.setdefault(number[atom], {}).update(values.decode(encoded, unpack))
+            slots.setdefault(number[atom], {}).update(values.decode_dict(encoded, unpack))
     encoded = state.session.groups[index]
     none = OptimizerValues([{} for _ in spec.groups])
-    told = decode_values(encoded, unpack) if encoded else none
+    told = decode_values(encoded, unpack, len(spec.groups)) if encoded else none
     parameters = [[number[atom] for atom in group] for group in spec.groups]
     return {
         "state": {i: slots[i] for i in sorted(slots)} | {k: value for _, k, value in told.state},

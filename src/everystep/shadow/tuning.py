@@ -16,6 +16,7 @@ from typing import Any
 
 from everystep.core.events import Event, Seal
 from everystep.core.failures import Mtbf, mean_time_between_failures
+from everystep.errors import StoreError
 from everystep.options import AUTO, Options, duration_seconds
 from everystep.shadow.gauge import Gauge
 from everystep.shadow.intake import Intake
@@ -165,7 +166,7 @@ class Tuning:
         try:
             self._mtbf = self._failures(run)
             self._disk = measure_disk(run)
-        except OSError as error:
+        except (OSError, StoreError) as error:
             self._why = f"the disk cannot be measured: {error}"
             self._next_fit = time.monotonic() + _RETRY_SECONDS
             self._probe = None

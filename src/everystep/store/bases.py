@@ -14,7 +14,7 @@ import xxhash
 
 from everystep.core.census import Census
 from everystep.core.dtypes import ELEMENT_TYPES
-from everystep.errors import CorruptData
+from everystep.errors import CorruptData, StoreError
 from everystep.format import foreign, values
 from everystep.format.base import (
     CHUNK_BYTES,
@@ -25,10 +25,11 @@ from everystep.format.base import (
     StoredFile,
     StoredTensor,
     safetensors_header,
+    session_bytes_max,
     without_slots,
 )
 from everystep.format.checks import check_index, check_session
-from everystep.format.document import pack_document, unpack_document
+from everystep.format.document import MALFORMED, pack_document, unpack_document
 from everystep.format.entry import checked_entries
 from everystep.format.optimizer import decode_values
 from everystep.store import layout
@@ -96,7 +97,7 @@ def write_base(
     weights, slots = [t for t in fresh if not t.slot], [t for t in fresh if t.slot]
     tensors += write.tensors("weights", weights, snapshot.census) if weights else []
     tensors += write.tensors("slots", slots, snapshot.census) if slots else []
-    session = write.file("session", [msgspec.msgpack.encode(snapshot.session)])
+    session = write.file("session", [_encoded(snapshot)])
     tail = write.file("tail", [snapshot.tail]) if snapshot.tail else None
     crash_point("data_synced")
     index = BaseIndex(
@@ -125,6 +126,18 @@ def write_base(
         _finite(snapshot.session.metric),
     )
     return entry, index
+
+
+def _encoded(snapshot: Snapshot) -> bytes:
+    """Its session values; a base that nobody would read again is not written."""
+    data, most = msgspec.msgpack.encode(snapshot.session), session_bytes_max(snapshot.census)
+    if len(data) > most:
+        raise StoreError(
+            f"write a base of step {snapshot.step}: {len(data)} bytes of state beside the model's tensors, "
+            f"expected at most {most}",
+            hint="give attach less in state=: what is large and does not change can be made again",
+        )
+    return data
 
 
 def _finite(metric: float | None) -> float | None:
@@ -228,7 +241,7 @@ def unpack_session(data: bytes | memoryview, index: BaseIndex) -> SessionValues:
     where = f"base {index.step}"
     try:
         session = msgspec.msgpack.decode(data, type=SessionValues)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except MALFORMED as error:
         raise CorruptData(f"read {where}: session values: {error}") from error
     check_session(session, index, where)
     return session
@@ -237,11 +250,13 @@ def unpack_session(data: bytes | memoryview, index: BaseIndex) -> SessionValues:
 def check_small_files(index: BaseIndex, read: Callable[[StoredFile], bytes | memoryview]) -> None:
     """What a base says beside its tensors, as far as it can be looked at without a model."""
     session = unpack_session(read(index.files[index.session]), index)
-    encoded = (session.state, *(value for _, _, value in session.values))
-    for state in filter(None, encoded):
-        values.decode(state, foreign.checked_raw)
-    for group in filter(None, session.groups):
-        decode_values(group, foreign.checked_raw)
+    if session.state:
+        values.decode(session.state, foreign.checked_raw)
+    for _, _, slots in session.values:
+        values.decode_dict(slots, foreign.checked_raw)
+    for group, spec in zip(session.groups, index.census.optimizers, strict=True):
+        if group:
+            decode_values(group, foreign.checked_raw, len(spec.groups))
     if index.tail is not None:
         check_tail(memoryview(read(index.files[index.tail])), index)
 
@@ -255,9 +270,9 @@ def open_checked(run: Path, file: StoredFile, *, threads: int = 1) -> memoryview
     """Map a stored file and check its length and every chunk."""
     path = layout.file_path(run, file)
     view = map_file(path)
-    read_ahead(view, 0, len(view))
     if len(view) != file.bytes or len(file.chunks) != -(-len(view) // CHUNK_BYTES):
         raise CorruptData(f"read {path}: {len(view)} bytes, the index says {file.bytes}")
+    read_ahead(view, 0, len(view))
     if threads == 1 or len(view) <= _CHECKED_BYTES:
         check_chunks(view, 0, file, f"read {path}")
         return view
@@ -287,13 +302,6 @@ def check_file(run: Path, file: StoredFile) -> None:
     if len(file.chunks) != -(-file.bytes // CHUNK_BYTES):
         raise CorruptData(f"read {path}: {len(file.chunks)} chunks for {file.bytes} bytes")
     scan(path, file.bytes, lambda part, at: check_chunks(part, at, file, f"read {path}"))
-
-
-def read_from_disk(run: Path, file: StoredFile) -> bytes:
-    """All of a small file that was checked, as the disk holds it."""
-    parts: dict[int, bytes] = {}
-    scan(layout.file_path(run, file), file.bytes, lambda part, at: parts.update({at: bytes(part)}))
-    return b"".join(parts[at] for at in sorted(parts))
 
 
 def check_chunks(part: memoryview, at: int, file: StoredFile, operation: str) -> None:

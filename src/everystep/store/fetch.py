@@ -240,13 +240,12 @@ def _new_file(path: RunPath, better: Callable[[RunPath], int] | None = None) -> 
 def remove_leftovers(run: Path) -> None:
     """What a fetch that was killed left behind."""
     prefix = f"{TEMPORARY_PREFIX}{_host()}"
-    for epoch in layout.epoch_numbers(run):
-        bases = [folder for number, folder in layout.base_dirs(run) if number == epoch]
-        for folder in (layout.log_dir(run, epoch), *bases):
-            for name in names_in(folder):
-                pid = name.removeprefix(prefix).partition("-")[0]
-                if name.startswith(prefix) and not Path("/proc", pid).exists():
-                    remove_file(folder / name)
+    logs = [layout.log_dir(run, epoch) for epoch in layout.epoch_numbers(run)]
+    for folder in (*logs, *(folder for _, folder in layout.base_dirs(run))):
+        for name in names_in(folder):
+            pid = name.removeprefix(prefix).partition("-")[0]
+            if name.startswith(prefix) and not Path("/proc", pid).exists():
+                remove_file(folder / name)
 
 
 def _host() -> str:

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from everystep.errors import CorruptData, NotARun
+from everystep.errors import CorruptData, NotARun, StoreError
 
 TEMPORARY_PREFIX = ".everystep-tmp-"
 _DOCUMENT_BYTES_MAX = 256 << 20  # an index has a checksum for every MiB: this is one of terabytes
@@ -25,6 +25,12 @@ _DEEPEST = 9  # folders in folders: nothing of ours lies as deep
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # not to block on a pipe; an ordinary file does not care
 _FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_HINTS = {
+    errno.EACCES: "whoever does this needs the right to read it: ls -l, chmod, or another user",
+    errno.ELOOP: "the links lead to each other: give the real directory",
+    errno.ENAMETOOLONG: "check the path",
+}
+_HINT = "the disk or its connection fails: dmesg says more; nothing was changed, try again"
 _KINDS = {
     stat.S_IFLNK: "a symbolic link",
     stat.S_IFDIR: "a folder",
@@ -109,6 +115,19 @@ def named(path: RunPath) -> Iterator[None]:
         raise _named(error, path) from None
 
 
+@contextlib.contextmanager
+def readable(path: RunPath) -> Iterator[None]:
+    """What the system refuses while this is read becomes one of our errors, but that it is not there."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise StoreError(
+            f"read {path}: {error.strerror}", hint=_HINTS.get(error.errno or 0, _HINT)
+        ) from error
+
+
 def _named(error: OSError, path: RunPath) -> OSError:
     return OSError(error.errno, error.strerror, str(path))
 
@@ -137,7 +156,7 @@ def _refuse_unexpected(path: RunPath, found: int, *, folder: bool) -> None:
 def names_in(path: RunPath) -> list[str]:
     """What a folder holds, in order; nothing if there is none."""
     try:
-        with _in_folder(path) as fd:
+        with readable(path), _in_folder(path) as fd:
             return sorted(os.listdir(fd))  # noqa: PTH208 - a descriptor has no path
     except FileNotFoundError:
         return []
@@ -159,7 +178,7 @@ def files_below(path: RunPath, deepest: int = _DEEPEST) -> Iterator[tuple[RunPat
 
 def is_folder(path: RunPath) -> bool:
     try:
-        with _in_folder(path):
+        with readable(path), _in_folder(path):
             return True
     except FileNotFoundError:
         return False
@@ -240,7 +259,7 @@ def read_file(path: RunPath, most: int = _DOCUMENT_BYTES_MAX) -> bytes:
 def look_at(path: RunPath) -> os.stat_result | None:
     """Size and times of an ordinary file; None if there is none."""
     try:
-        with _at(path) as (folder, name):
+        with readable(path), _at(path) as (folder, name):
             found = os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
         return None

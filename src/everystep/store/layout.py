@@ -15,7 +15,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from everystep.errors import CorruptData
+from everystep.core.numbers import EPOCH_MAX, STEP_MAX
+from everystep.errors import CorruptData, StoreError
 from everystep.format.base import Part, StoredFile
 from everystep.store.files import TEMPORARY_PREFIX, RunPath, is_folder, names_in
 
@@ -29,14 +30,25 @@ NAMES: dict[Part, str] = {
     "tail": "tail.bin",
 }
 TAGS = "tags"
-_EPOCH_DIGITS, _STEP_DIGITS = 6, 12
+_EPOCH_DIGITS, _SEGMENT_DIGITS, _STEP_DIGITS = 6, 6, 12
+_SEGMENT_MAX = 10**_SEGMENT_DIGITS - 1  # they are read in the order of their names
 _NUMBER = re.compile(r"[0-9]{1,18}")  # isdigit() would take other scripts' digits, too
-_SEGMENT = re.compile(r"([0-9]{6,18})-([0-9]{12,18})\.log")
+_SEGMENT = re.compile(rf"([0-9]{{{_SEGMENT_DIGITS}}})-([0-9]{{{_STEP_DIGITS}}})\.log")
 
 
 def number_of(name: str) -> int | None:
     """Of the name of an epoch or a base, of a part of a log, or of a commit; None: it is no number."""
     return int(name) if _NUMBER.fullmatch(name) else None
+
+
+def _numbered(what: str, number: int, digits: int, most: int) -> str:
+    """A name that is found again: what would be written under another one would be lost."""
+    if number > most:
+        raise StoreError(
+            f"name {what} {number}: no run reaches that, {most} is the last",
+            hint="somebody has put this number there: everystep verify, or begin in another directory",
+        )
+    return f"{number:0{digits}d}"
 
 
 def epochs_dir(run: Path) -> RunPath:
@@ -52,7 +64,7 @@ def manifest_path(run: Path, epoch: int) -> RunPath:
 
 
 def base_dir(run: Path, epoch: int, step: int) -> RunPath:
-    return epoch_dir(run, epoch) / "bases" / f"{step:0{_STEP_DIGITS}d}"
+    return epoch_dir(run, epoch) / "bases" / _numbered("step", step, _STEP_DIGITS, STEP_MAX)
 
 
 def index_path(run: Path, epoch: int, step: int) -> RunPath:
@@ -74,8 +86,9 @@ def base_dirs(run: Path) -> Iterator[tuple[int, RunPath]]:
         folder = epoch_dir(run, epoch) / "bases"
         for name in names_in(folder):
             step = number_of(name)
-            ours = step is not None and base_dir(run, epoch, step).name == name
-            if ours and _is_folder(folder / name):
+            if step is None or step > STEP_MAX or base_dir(run, epoch, step).name != name:
+                continue
+            if _is_folder(folder / name):
                 yield epoch, folder / name
 
 
@@ -95,14 +108,20 @@ def own_files(base: RunPath) -> list[RunPath]:
 def epoch_numbers(run: Path) -> list[int]:
     """Claimed epochs, newest first."""
     names = names_in(epochs_dir(run))
-    numbers = [n for name in names if (n := number_of(name)) and epoch_dir(run, n).name == name]
+    numbers = [n for name in names if (n := epoch_number(name)) and epoch_dir(run, n).name == name]
     return sorted(numbers, reverse=True)
+
+
+def epoch_number(name: str) -> int | None:
+    """None: no epoch of ours has this number."""
+    number = number_of(name)
+    return number if number is not None and number <= EPOCH_MAX else None
 
 
 def epoch_of(path: str) -> int | None:
     """The epoch that a file lies in, by its path below the run; None: it is not ours."""
     words = path.split("/")
-    return number_of(words[1]) if len(words) > 3 and words[0] == "epochs" else None
+    return epoch_number(words[1]) if len(words) > 3 and words[0] == "epochs" else None
 
 
 def log_dir(run: Path, epoch: int) -> RunPath:
@@ -110,7 +129,8 @@ def log_dir(run: Path, epoch: int) -> RunPath:
 
 
 def segment_name(number: int, after: int) -> str:
-    return f"{number:06d}-{after:0{_STEP_DIGITS}d}.log"
+    place = _numbered("segment", number, _SEGMENT_DIGITS, _SEGMENT_MAX)
+    return f"{place}-{_numbered('step', after, _STEP_DIGITS, STEP_MAX)}.log"
 
 
 def segment_number(segment: RunPath) -> int:
@@ -129,7 +149,7 @@ def _numbers(name: str) -> tuple[int, int]:
 
 
 def is_segment(name: str) -> bool:
-    return _SEGMENT.fullmatch(name) is not None and segment_name(*_numbers(name)) == name
+    return _SEGMENT.fullmatch(name) is not None
 
 
 def segments(run: Path, epoch: int) -> list[RunPath]:

@@ -34,7 +34,7 @@ class StoredRun:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        lineage = read_lineage(path)
+        lineage = read_lineage(path, to_look=True)
         self.run_id = lineage.run_id
         self.problems = lineage.problems
         self._candidates = lineage.candidates

@@ -157,7 +157,7 @@ def remove(paths: list[RunPath], still_ours: Callable[[], None]) -> int:
 def remove_base(run: Path, epoch: int, step: int) -> None:
     """What a write that failed has left; nothing is said of what cannot be removed."""
     folder = layout.base_dir(run, epoch, step)
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, StoreError):
         for path in layout.own_files(folder):
             remove_file(path)
     remove_folder(folder)

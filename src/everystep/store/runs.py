@@ -10,6 +10,7 @@ import uuid
 from pathlib import Path
 from typing import NamedTuple
 
+from everystep.core.numbers import EPOCH_MAX
 from everystep.core.retention import Rules
 from everystep.errors import CorruptData, Fenced, NotARun, StoreError, UnknownVersion
 from everystep.format.base import BaseEntry, Manifest, PassedOver, Point, RunDocument
@@ -22,10 +23,10 @@ from everystep.store.files import (
     RunPath,
     claim_folder,
     is_folder,
-    look_at,
     make_folder,
     names_in,
     read_file,
+    readable,
     remove_file,
     remove_folder,
     sync_folder,
@@ -33,6 +34,7 @@ from everystep.store.files import (
 from everystep.store.once import put_once
 
 _DEFAULT_RULES = Rules()
+_CLAIMS_MAX = 1000  # each was lost to somebody who claimed at the same moment
 
 
 class Candidate(NamedTuple):
@@ -88,7 +90,7 @@ def read_run(run: Path) -> RunDocument | None:
     path = RunPath(run) / layout.RUN_DOCUMENT
     # looked at first: a document that a shadow writes just now must not pass for somebody else's file
     names = names_in(RunPath(run))
-    if look_at(path) is not None:
+    with contextlib.suppress(FileNotFoundError), readable(path):
         return unpack_document("run", read_file(path), RunDocument, str(path))
     ours = ("epochs", layout.TAGS, TEMPORARY_PREFIX)
     if any(not name.startswith(ours) for name in names):
@@ -173,14 +175,24 @@ def _give_back(run: Path, number: int) -> None:
 
 def _make_epoch(run: Path, known: Known | None, behind: int) -> int:
     """The number behind all that we have looked at: if somebody took it meanwhile, we look again."""
-    while True:
+    for _ in range(_CLAIMS_MAX):
         epochs = layout.epoch_numbers(run)
         if known is not None:
             known.check(run, epochs)
         number = max((behind, *epochs)) + 1
+        folder = layout.epoch_dir(run, number)
+        if layout.epoch_number(folder.name) != number:  # nobody would find it again
+            raise StoreError(
+                f"claim epoch {number} of {run}: no run has so many, {EPOCH_MAX} is the last",
+                hint=f"remove what nobody has trained in: {layout.epoch_dir(run, number - 1)}",
+            )
         with contextlib.suppress(FileExistsError):
-            claim_folder(layout.epoch_dir(run, number))
+            claim_folder(folder)
             return number
+    raise StoreError(
+        f"claim epoch {number} of {run}: it is taken, and does not show among those that are",
+        hint=f"look at {folder}: it should be a folder like those beside it",
+    )
 
 
 def _ancestors(run: Path, point: Point | None) -> tuple[Point, ...]:
@@ -214,11 +226,13 @@ def write_manifest(run: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(run: Path, epoch: int) -> Manifest | None:
-    """None if the epoch was claimed but never opened."""
+    """None if the epoch was claimed but never opened, or was given back just now."""
     path = layout.manifest_path(run, epoch)
-    if look_at(path) is None:
+    try:
+        data = read_file(path)
+    except FileNotFoundError:
         return None
-    manifest = unpack_document("manifest", read_file(path), Manifest, str(path))
+    manifest = unpack_document("manifest", data, Manifest, str(path))
     if manifest.epoch != epoch:
         raise CorruptData(f"read {path}: it is the manifest of epoch {manifest.epoch}")
     check_manifest(manifest, str(path))
@@ -270,8 +284,10 @@ def identify(run: Path) -> tuple[str | None, str | None]:
         ) from error
 
 
-def read_lineage(run: Path) -> Lineage:
-    """Follow the run from its newest epoch back through the points each one continues."""
+def read_lineage(run: Path, *, to_look: bool = False) -> Lineage:
+    """Follow the run from its newest epoch back through the points each one continues. What the system cannot
+    read is a problem of its epoch for whoever only looks; who goes on from the run, or removes what does not
+    count, must not take it for lost."""
     run_id, problem = identify(run)
     if run_id is None:
         raise NotARun(f"open run {run}: there is no run", hint="check the path")
@@ -286,10 +302,13 @@ def read_lineage(run: Path) -> Lineage:
         if limits is not None and number not in limits:
             continue
         try:
-            manifest = read_manifest(run, number)
+            with readable(layout.manifest_path(run, number)):
+                manifest = read_manifest(run, number)
         except UnknownVersion:
             raise
         except StoreError as error:
+            if not to_look and not isinstance(error, CorruptData):
+                raise
             problems.append(str(error))
             continue
         if manifest is None:

@@ -21,6 +21,7 @@ from everystep.store.files import (
     make_folder,
     names_in,
     read_file,
+    readable,
     remove_file,
     sync_folder,
 )
@@ -36,7 +37,8 @@ def read_tags(run: Path) -> dict[str, Candidate]:
     for name in _names(run):
         path = layout.tag_path(run, name)
         try:
-            data = read_file(path)
+            with readable(path):
+                data = read_file(path)
         except FileNotFoundError:  # removed meanwhile
             continue
         tag = unpack_document("tag", data, Tag, str(path))

@@ -13,11 +13,12 @@ from everystep.core.census import Census
 from everystep.errors import NotARun, StoreError
 from everystep.format.base import BaseIndex, Point, StoredFile
 from everystep.store import layout
-from everystep.store.bases import check_file, check_small_files, read_from_disk, read_index
+from everystep.store.bases import check_file, check_small_files, read_index
 from everystep.store.bucket import Bucket
 from everystep.store.bucket_commits import read_newest
 from everystep.store.fetch import Fetcher, check_object, fetch_documents, read_object
 from everystep.store.log_reader import read_log
+from everystep.store.mapped import map_file
 from everystep.store.objects import Objects
 from everystep.store.runs import Candidate, Lineage, read_lineage
 from everystep.store.tags import read_tags
@@ -72,13 +73,13 @@ def verify_run(
     checker = _Checker(
         run,
         check or (lambda file: check_file(run, file)),
-        read or (lambda file: read_from_disk(run, file)),
+        read or (lambda file: map_file(layout.file_path(run, file))),
         progress,
     )
-    lineage = read_lineage(run)
+    lineage = read_lineage(run, to_look=True)
     for _ in range(_LOOKS_MAX):
         report = checker.report(lineage)
-        now = read_lineage(run)
+        now = read_lineage(run, to_look=True)
         if not (report.problems or report.notes) or now == lineage:
             break
         lineage = now

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_keeper import Bench
 
 from everystep.core.retention import Rules
 from everystep.errors import StoreError
@@ -19,8 +20,6 @@ from everystep.store import epoch
 from everystep.store.epoch import EpochWriter
 from everystep.store.layout import epoch_numbers
 from everystep.store.runs import read_lineage
-
-from test_keeper import Bench
 
 ERRORS = [
     OSError(errno.EIO, "Input/output error"),

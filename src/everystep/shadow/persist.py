@@ -24,6 +24,7 @@ from everystep.shadow.outlook import Outlook
 from everystep.shadow.spans import Spans
 from everystep.store.bases import Snapshot, SnapshotTensor
 from everystep.store.epoch import EpochWriter
+from everystep.store.files import RunPath
 from everystep.store.history import written_lately
 from everystep.store.home import PUT_BACK, what_is_lost
 from everystep.store.log_reader import LogReader
@@ -86,6 +87,7 @@ class Persister:
         self._fits = False
         self._versions: dict[int, int] = {}
         self.outlook: Outlook | None = None
+        self.ended_log: Callable[[], tuple[RunPath, int] | None] = lambda: None
         self.state = _state_of_store(run, continues)
 
     @property
@@ -98,6 +100,11 @@ class Persister:
         return self.busy and not self._landed
 
     @property
+    def clears_up(self) -> bool:
+        """A base counts, and what it leaves unneeded is removed just now."""
+        return self.busy and self._landed
+
+    @property
     def idle(self) -> bool:
         return not self.busy and not self.state.fenced
 
@@ -105,6 +112,11 @@ class Persister:
     def may_try(self) -> bool:
         state = self.state
         return not self.busy and not state.fenced and time.monotonic() >= state.retry_at
+
+    @property
+    def homeless(self) -> str:
+        """Why there is no epoch of ours to write to, once that was tried."""
+        return "" if self.state.epoch else self.state.problem
 
     @property
     def run_id(self) -> str:
@@ -204,7 +216,12 @@ class Persister:
             return
         # an epoch that was claimed is kept, but is ours only once all is known that we say of it
         writer = self._claimed = self._claimed or EpochWriter(
-            self._run, self._continues, self._rules, meter=self.meter, known=self._known
+            self._run,
+            self._continues,
+            self._rules,
+            meter=self.meter,
+            known=self._known,
+            ended_log=lambda: self.ended_log(),
         )
         written = written_lately(self._run, writer.manifest.epoch)
         newest = writer.previous

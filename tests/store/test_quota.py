@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from everystep.core.events import Seal
 from everystep.core.limits import Limits
 from everystep.core.retention import Rules
 from everystep.errors import NotEnoughDisk
+from everystep.shadow.logkeeper import LogKeeper
 from everystep.store.bases import new_bytes
 from everystep.store.epoch import EpochWriter
 from everystep.store.meter import Meter, directory_bytes
@@ -16,7 +18,7 @@ from everystep.store.runs import read_lineage
 from everystep.store.tags import remove_tag, set_tag
 from everystep.store.verify import verify_run
 
-from .test_retention import snapshot
+from .test_retention import CENSUS, snapshot
 from .test_zombies import log_of, record
 
 
@@ -73,3 +75,43 @@ def test_the_log_of_bases_that_go_early_goes_with_them(tmp_path: Path) -> None:
     assert steps(run)[0] == 19 and len(steps(run)) < 10
     report = verify_run(run)
     assert report.problems == [] and report.log_step == 20
+
+
+@pytest.mark.parametrize("keep_last", [1, 2])
+def test_a_log_that_was_refused_goes_with_a_base_and_goes_on(
+    keep_last: int, tmp_path: Path
+) -> None:
+    """No segment can be begun behind it, so nothing but its writer tells that it may go."""
+    run, need = tmp_path / "run", new_bytes(snapshot(1), None)
+    meter = Meter(Limits(store_quota=(keep_last + 1) * need + 8 * 12288))
+    keeper = LogKeeper(run, CENSUS, 1, meter)
+    writer = EpochWriter(run, None, Rules(keep_last), meter=meter, ended_log=keeper.ended)
+    bases = refused = 0
+
+    def base(step: int) -> None:
+        writer.commit(snapshot(step, thawed=step))
+        writer.retain()
+
+    def look() -> None:
+        newest = read_lineage(run).candidates[0].point
+        told = writer.manifest.run_id, writer.manifest.epoch, newest
+        keeper.look_after(*told, reached=0, fits=True, now=True, base_bytes=lambda: need + 8192)
+        keeper.wait(10)
+
+    base(0)
+    for step in range(1, 100):
+        seal = Seal(step, step - 1, b"rng", b"", (b"",), 0)
+        keeper.offer(seal, [([seal], memoryview(b""))])
+        look()
+        assert directory_bytes(run) <= meter.limits.store_quota
+        if keeper.broken:
+            refused += 1
+            base(step)
+            bases += 1
+            keeper._retry_at = 0.0
+            look()
+            assert keeper.reaches(step) == step
+    assert 2 <= refused == bases <= 99 // 3, "most steps are logged"
+    assert keeper.let_go == refused
+    report = verify_run(run)
+    assert report.problems == [] and report.log_step == 99

@@ -307,3 +307,25 @@ def test_a_base_from_before_a_clock_was_set_delays_none(
         assert shown is None if abs(jump) > 1e8 or jump < 0 else shown >= 0
         json.dumps(told, allow_nan=False)
         persister.claim()
+
+
+def test_the_next_base_is_expected_with_all_that_training_will_move(tmp_path: Path) -> None:
+    """Before anything was redone, and right behind a base, when nothing has changed yet."""
+    atoms = (Atom("w", "float32", (1 << 20,)), Atom("frozen", "float32", (1 << 20,)))
+    spec = OptimizerSpec("", "torch.optim.adam:Adam", Mode.REPLAY, ((0,),))
+    replica = Replica(Census(atoms, (spec,), "exact"), None)
+    replica.reserve_values()
+    geometry = Geometry(slots=8, slot_bytes=4096)
+    ring = RingReader(SharedMemory.create(geometry.bytes, "test"), geometry)
+    intake = Intake(replica.census, ring, replica, SessionValues(1, b"rng", b"", (), ()))
+    replica.based, replica.versions = [True, True], [1, 1]
+    persister = Persister(tmp_path / "run", None, Rules())
+    keeper = Keeper(Options(), intake, persister)
+    tensor = 4 << 20
+    assert keeper.base_bytes > 4 * tensor, "Adam will make two slots"
+    keeper.write_now()
+    assert 3 * tensor < keeper.base_bytes < 4 * tensor, "what is frozen is referred to"
+    replica.reserve((0, slot, "float32", (1 << 20,)) for slot in ("/exp_avg", "/exp_avg_sq"))
+    intake.calls = 1
+    replica.versions[0] = 2
+    assert 3 * tensor < keeper.base_bytes < 4 * tensor

@@ -12,6 +12,8 @@ import pytest
 from everystep.core.census import Atom, Census
 from everystep.core.events import Event, Rebase, Seal
 from everystep.format.base import Point
+from everystep.lane.host import read_facts
+from everystep.shadow import logkeeper
 from everystep.shadow.logkeeper import LogKeeper
 from everystep.store.log import LogWriter
 from everystep.store.log_reader import read_log
@@ -183,3 +185,77 @@ def test_a_segment_that_somebody_removed_ends_the_log_until_the_next_base(tmp_pa
     bench.log(3, 2)
     bench.check(3)
     assert not bench.keeper.problem and not bench.keeper.broken
+
+
+@pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), MemoryError()], ids=repr)
+def test_a_batch_that_no_thread_takes_is_not_claimed(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(tmp_path)
+    bench.log(1, 0)
+    with monkeypatch.context() as broken:
+
+        def refuse(_: threading.Thread) -> None:
+            raise error
+
+        bench.offer(2, 1)
+        broken.setattr(threading.Thread, "start", refuse)
+        bench.look()
+    assert bench.keeper.broken and bench.keeper.let_go == 1
+    assert type(error).__name__ in bench.keeper.problem
+    bench.keeper._retry_at = 0.0
+    bench.log(3, 2)
+    bench.check(1)
+    bench.base = Point(1, 3)
+    bench.log(4, 3)
+    bench.check(4)
+    assert not bench.keeper.problem and not bench.keeper.broken
+
+
+def test_what_ends_the_writer_is_told_whatever_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(tmp_path)
+    with monkeypatch.context() as broken:
+        broken.setattr(LogWriter, "append", lambda *_: 1 // 0)
+        bench.log(1, 0)
+    assert "ZeroDivisionError" in bench.keeper.problem and bench.keeper.broken
+    now = time.monotonic_ns()
+    assert not bench.keeper.spans.meet(now, now + 1)
+
+
+def test_memory_that_waits_for_a_disk_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is on its way counts as well; where there is no place to write to, less is kept."""
+    available = read_facts().memory_available_bytes
+    assert LogKeeper(tmp_path, CENSUS, 1)._bytes_max <= available // 4
+    bench = Bench(tmp_path)
+    bench.offer(1, 0)
+    size = bench.keeper._bytes
+    bench.keeper._bytes_max = 3 * size
+    go_on = threading.Event()
+
+    def hang(*_: object) -> int:
+        go_on.wait(10)
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(LogWriter, "append", hang)
+        bench.keeper.look_after(RUN_ID, 1, bench.base, reached=0, fits=True, now=True)
+        bench.offer(2, 1)
+        bench.offer(3, 2)
+        assert not bench.keeper.broken
+        bench.offer(4, 3)
+        assert bench.keeper.broken and bench.keeper.let_go == 3 and not bench.keeper._bytes
+        go_on.set()
+        while bench.keeper.busy:
+            time.sleep(0.001)
+    bench.base, bench.keeper._retry_at = Point(1, 4), 0.0
+    bench.log(5, 4)
+    bench.check(5)
+    monkeypatch.setattr(logkeeper, "_NOWHERE_BYTES_MAX", size)
+    bench.keeper.nowhere = "the run directory is gone"
+    bench.offer(6, 5)
+    bench.offer(7, 6)
+    assert bench.keeper.broken and "gone" in bench.keeper.problem

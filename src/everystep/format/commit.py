@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from everystep.core.numbers import Epoch, Natural
+from everystep.core.numbers import Epoch
 from everystep.format.base import Manifest, Point, RunDocument, Tag
 
 NUMBER_MAX = 10**12 - 1  # as many digits as its name has

@@ -73,6 +73,7 @@ class Intake:
         self.gap = False  # records were let go: everything must be based anew
         self.records = 0
         self.passes = 0  # over the state; one may redo several records
+        self.calls = 0  # of optimizers that were redone here: the first ones make slots
         self.replay_seconds = 0.0
         self.repairs = 0
         self.repaired: list[str] = []  # atoms of the newest repair
@@ -165,6 +166,7 @@ class Intake:
             (self._only_call(r), held.entry.payload) for r in records for held in r if _calls(held)
         ]
         moved = self.advances[0].calls([(c, payload) for c, payload in calls if c], base)
+        self.calls += len(moved)
         for record, atoms in zip(records, moved, strict=True):
             seal = _seal(record)
             self._check_order(seal)
@@ -310,6 +312,7 @@ class Intake:
         elif isinstance(event, Call) and self._replays(event):
             for atom in self.advances[event.optimizer].calls([(event, entry.payload)])[0]:
                 self.replica.versions[atom] = step
+            self.calls += 1
 
     def _belongs_to_tail(self, event: Event) -> bool:
         """Whether a change of an atom has its place among calls that only the user's optimizer can replay. A

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from everystep.core.cadence import base_is_due
 from everystep.core.events import GRADIENT
+from everystep.core.forecast import base_bytes
 from everystep.core.sizes import size
 from everystep.lane.host import read_facts
 from everystep.options import Options
@@ -46,9 +47,21 @@ class Keeper:
 
     @property
     def base_bytes(self) -> int:
-        """What a base would take on the disk now, rather too much: checksums, and whole blocks."""
-        data = self._changed_bytes() + self._intake.tail_bytes + len(self._intake.session.state)
+        """What the next base will take on the disk, rather too much: checksums, and whole blocks."""
+        data = self._to_come_bytes() + self._intake.tail_bytes + len(self._intake.session.state)
         return data + data // 16 + _DOCUMENTS_BYTES
+
+    def _to_come_bytes(self) -> int:
+        """Of all that training moves, also what it has not moved yet since the last base, with the slots that
+        first steps make."""
+        intake, census = self._intake, self._intake.replica.census
+        moved = {atom for spec in census.optimizers for atom in spec.atoms}
+        counted = [p for _, p in intake.replica.counting(intake.session.pending)]
+        here = sum(p.bytes for p in counted if p.atom in moved or self._changed(p.atom))
+        if intake.calls:
+            return here
+        still = (a for a in range(len(census.atoms)) if a not in moved and not self._changed(a))
+        return max(here, base_bytes(census) - sum(census.atoms[a].bytes for a in still))
 
     @property
     def has_begun(self) -> bool:

@@ -16,11 +16,14 @@ from everystep.core.cadence import retry_seconds
 from everystep.core.census import Census
 from everystep.core.events import Event, Rebase, Seal
 from everystep.core.sizes import size
-from everystep.errors import EverystepError, Fenced
+from everystep.errors import EverystepError, Fenced, NotEnoughDisk
 from everystep.format.base import Point
 from everystep.format.log import LoggedRecord, census_digest
+from everystep.lane.host import read_facts
+from everystep.shadow.beside import begin
 from everystep.shadow.logcodec import LogCodec
 from everystep.shadow.spans import Spans
+from everystep.store.files import RunPath
 from everystep.store.log import LogWriter
 from everystep.store.meter import Meter
 from everystep.store.ship_log import LogEnd
@@ -28,6 +31,8 @@ from everystep.store.ship_log import LogEnd
 log = logging.getLogger(__name__)
 
 _WAITING_BYTES_MAX = 4 << 30
+_MEMORY_SHARE = 8  # of what is available when the log begins, one part at most
+_NOWHERE_BYTES_MAX = 256 << 20  # as long as there is no place to write to
 _PATIENCE_SECONDS = 1.0  # a batch that does not fill is written after this long
 
 
@@ -40,9 +45,16 @@ class LogKeeper:
         self.codec = LogCodec(census)
         self._waiting: list[LoggedRecord] = []
         self._bytes = 0
+        self._bytes_max = min(
+            _WAITING_BYTES_MAX, read_facts().memory_available_bytes // _MEMORY_SHARE
+        )
+        self._on_its_way = 0  # bytes of the batch that is written, or was written last
+        self.nowhere = ""  # why there is no place to write to, if there is none
         self._since = 0.0
         self._thread: threading.Thread | None = None
         self._writer: LogWriter | None = None
+        self._grows = False  # the newest segment
+        self._wants_room = False
         self._roll = False
         self._based_at: Point | None = None
         self._fenced = False
@@ -92,15 +104,23 @@ class LogKeeper:
         body = self.codec.framed(entries)
         self._begins_after = seal.after if begins else self._begins_after
         self._offered = seal.step
-        if self._bytes + len(body) > _WAITING_BYTES_MAX and self._waiting:
+        if self._held_bytes + len(body) > self._room and self._waiting:
             self._lose(self._waiting[0].after, seal.step, len(self._waiting) + 1)
-            self.problem = f"{self._slow}: the log goes on behind the next base"
+            self.problem = f"{self.nowhere or self._slow}: the log goes on behind the next base"
             log.warning("log_let_go step=%d records=%d", seal.step, len(self._waiting) + 1)
             self._waiting, self._bytes = [], 0
             return
         self._since = self._since if self._waiting else time.monotonic()
         self._waiting.append(LoggedRecord(seal.step, seal.after, body))
         self._bytes += len(body)
+
+    @property
+    def _held_bytes(self) -> int:
+        return self._bytes + (self._on_its_way if self.busy else 0)
+
+    @property
+    def _room(self) -> int:
+        return min(self._bytes_max, _NOWHERE_BYTES_MAX if self.nowhere else self._bytes_max)
 
     @property
     def _slow(self) -> str:
@@ -141,10 +161,12 @@ class LogKeeper:
         fits: bool,
         now: bool,
         base_bytes: Callable[[], int] = lambda: 0,
+        clears_up: bool = False,
     ) -> None:
         """Begin to write a batch if one is full, old, or wanted now. `reached`: what the store brought back
         when our epoch was claimed. `fits`: its newest base is of the model that these records speak of.
-        `base_bytes`: what the next base will take."""
+        `base_bytes`: what the next base will take. `clears_up`: what a new base leaves unneeded is removed
+        just now."""
         if epoch and self._begins_after is not None:
             first, self._begins_after = self._begins_after, None
             if first > reached:  # the shadow before had not written its last records yet
@@ -158,15 +180,28 @@ class LogKeeper:
                 self._heal(durable.step)
         if self.busy or not self._waiting or not epoch or time.monotonic() < self._retry_at:
             return
+        if clears_up and self._wants_room:
+            return
         old = time.monotonic() - self._since > self._patience
         if len(self._waiting) >= self.batch or old or now:
-            batch, self._waiting, self._bytes = self._waiting, [], 0
             self._meter.expect_base(base_bytes())
-            self.spans.begin()
-            self._thread = threading.Thread(
-                target=self._guarded, args=(run_id, epoch, batch), daemon=True
-            )
-            self._thread.start()
+            batch, self._waiting = self._waiting, []
+            self._on_its_way, self._bytes = self._bytes, 0
+            self._begin(run_id, epoch, batch)
+
+    def _begin(self, run_id: str, epoch: int, batch: list[LoggedRecord]) -> None:
+        self.spans.begin()
+
+        def work() -> None:
+            self._write(run_id, epoch, batch)
+            self._failures, self.problem, self._wants_room = 0, "", False
+            self.spans.end()
+
+        def failed(error: Exception) -> None:
+            self._failed(error, batch)
+            self.spans.end()
+
+        self._thread = begin("log", work, failed)
 
     def _heal(self, base: int) -> None:
         """A base lies behind the gap, or in it: records before it continue nothing, and may be too many for
@@ -178,20 +213,17 @@ class LogKeeper:
         self._bytes = sum(len(record.body) for record in self._waiting)
         self._failures, self._retry_at = 0, 0.0
 
-    def _guarded(self, run_id: str, epoch: int, batch: list[LoggedRecord]) -> None:
-        """The boundary: a store that fails is said and tried again, behind a gap."""
-        try:
-            self._write(run_id, epoch, batch)
-            self._failures, self.problem = 0, ""
-        except (OSError, RuntimeError, MemoryError, EverystepError) as error:
-            self._failures += 1
-            self._retry_at = time.monotonic() + retry_seconds(self._failures)
-            self._fenced = isinstance(error, Fenced)
-            self._lose(batch[0].after, batch[-1].step, len(batch))
-            self.problem = f"log: {error}"
-            log.error("log_failed step=%d error=%s", batch[-1].step, error)
-        finally:
-            self.spans.end()
+    def _failed(self, error: Exception, batch: list[LoggedRecord]) -> None:
+        """A store that fails is said and tried again, behind a gap."""
+        ours = isinstance(error, OSError | EverystepError)
+        said = str(error) if ours else f"{type(error).__name__}: {error}"
+        log.error("log_failed step=%d error=%s", batch[-1].step, said, exc_info=not ours)
+        self._lose(batch[0].after, batch[-1].step, len(batch))
+        self._failures += 1
+        self._retry_at = time.monotonic() + retry_seconds(self._failures)
+        self._fenced, self._grows = isinstance(error, Fenced), False
+        self._wants_room = isinstance(error, NotEnoughDisk)
+        self.problem = f"log: {said}"
 
     def _write(self, run_id: str, epoch: int, batch: list[LoggedRecord]) -> None:
         if self._writer is None:
@@ -199,14 +231,30 @@ class LogKeeper:
             self._writer = LogWriter(self._run, run_id, epoch, census, self._meter)
         if self._roll:
             self._roll = False
-            self._writer.close()
-        self._meter.check_log(self._run, sum(len(record.body) for record in batch))
+            self._close()
+        try:
+            self._meter.check_log(self._run, sum(len(record.body) for record in batch))
+        except NotEnoughDisk:
+            self._close()  # a gap follows: behind it another segment begins
+            raise
         began = time.monotonic()
+        self._grows = True
         self.bytes_written += self._writer.append(batch)
         self.write_seconds += time.monotonic() - began
         self.writes += 1
         self.step, self.written_at = batch[-1].step, time.monotonic()
         self.end = LogEnd(*self._writer.end, self.step)
+
+    def _close(self) -> None:
+        assert self._writer is not None
+        self._writer.close()
+        self._grows = False
+
+    def ended(self) -> tuple[RunPath, int] | None:
+        """The newest segment and the step it ends with, if nothing more comes into it. No segment that
+        follows tells so as long as there is no room to begin one."""
+        end = self.end
+        return None if self._grows or end is None else (end.segment, end.step)
 
 
 def _is_base(

@@ -19,10 +19,12 @@ from everystep.core.retention import Rules
 from everystep.errors import EverystepError, Fenced, StoreError
 from everystep.format.base import BaseEntry, BaseIndex, Point
 from everystep.format.log import census_digest
+from everystep.shadow.beside import begin, guarded
 from everystep.shadow.outlook import Outlook
 from everystep.shadow.spans import Spans
 from everystep.store.bases import Snapshot, SnapshotTensor
 from everystep.store.epoch import EpochWriter
+from everystep.store.files import RunPath
 from everystep.store.history import written_lately
 from everystep.store.home import PUT_BACK, what_is_lost
 from everystep.store.log_reader import LogReader
@@ -74,7 +76,8 @@ class Persister:
         self.meter = meter or Meter()
         self._continues = continues
         self._rules = rules
-        self._writer: EpochWriter | None = None
+        self._claimed: EpochWriter | None = None
+        self._writer: EpochWriter | None = None  # the same, once `state` tells of it
         self._thread: threading.Thread | None = None
         self._landed = False
         self.spans = Spans()
@@ -84,6 +87,7 @@ class Persister:
         self._fits = False
         self._versions: dict[int, int] = {}
         self.outlook: Outlook | None = None
+        self.ended_log: Callable[[], tuple[RunPath, int] | None] = lambda: None
         self.state = _state_of_store(run, continues)
 
     @property
@@ -96,6 +100,11 @@ class Persister:
         return self.busy and not self._landed
 
     @property
+    def clears_up(self) -> bool:
+        """A base counts, and what it leaves unneeded is removed just now."""
+        return self.busy and self._landed
+
+    @property
     def idle(self) -> bool:
         return not self.busy and not self.state.fenced
 
@@ -103,6 +112,11 @@ class Persister:
     def may_try(self) -> bool:
         state = self.state
         return not self.busy and not state.fenced and time.monotonic() >= state.retry_at
+
+    @property
+    def homeless(self) -> str:
+        """Why there is no epoch of ours to write to, once that was tried."""
+        return "" if self.state.epoch else self.state.problem
 
     @property
     def run_id(self) -> str:
@@ -132,23 +146,23 @@ class Persister:
 
     def claim(self) -> None:
         """Take an epoch if the store lets us; called again before every write until it does."""
-        self._guarded(self._claim)
+        guarded(self._claim, self._failed)
 
     def start(self, snapshot: Snapshot, before: Callable[[], None] | None = None) -> None:
         """Write beside the main thread, once `before` has made the snapshot what it should be. Nobody may
         change its bytes until that is done."""
         self._landed = False
         self.spans.begin()
-        self._thread = threading.Thread(
-            target=self._write_beside, args=(snapshot, before), daemon=True
-        )
-        self._thread.start()
 
-    def _write_beside(self, snapshot: Snapshot, before: Callable[[], None] | None) -> None:
-        try:
-            self._guarded(self._prepare_and_write, snapshot, before)
-        finally:
+        def work() -> None:
+            self._prepare_and_write(snapshot, before)
             self.spans.end()
+
+        def failed(error: Exception) -> None:
+            self._failed(error)
+            self.spans.end()
+
+        self._thread = begin("base", work, failed)
 
     def _prepare_and_write(self, snapshot: Snapshot, before: Callable[[], None] | None) -> None:
         began = time.monotonic()
@@ -169,7 +183,7 @@ class Persister:
         """Write in the caller's thread; the outcome is in `state`."""
         self.meter.hurry = True
         self.wait()
-        self._guarded(self._write, snapshot)
+        guarded(lambda: self._write(snapshot), self._failed)
 
     def version_of(self, atom: int, census: Census) -> int | None:
         """The version of an atom in the newest base: an equal one need not be copied again."""
@@ -185,7 +199,7 @@ class Persister:
     def say_closed(self) -> None:
         """The trainer ended well: this epoch is no failure in the run's history."""
         if self._writer is not None and not self.busy:
-            self._guarded(self._close)
+            guarded(self._close, self._failed)
 
     def _close(self) -> None:
         self.check_directory()
@@ -198,21 +212,30 @@ class Persister:
 
     def _claim(self) -> None:
         self.check_directory()
-        if self._writer is None:
-            self._writer = EpochWriter(
-                self._run, self._continues, self._rules, meter=self.meter, known=self._known
-            )
-            self.meter.remember(written_lately(self._run, self._writer.manifest.epoch))
-            newest = self._writer.previous
-            self.state = msgspec.structs.replace(
-                self.state,
-                epoch=self._writer.manifest.epoch,
-                durable=Point(newest.epoch, newest.step) if newest else None,
-                durable_at=_monotonic(newest.time) if newest else -math.inf,
-                reached=_reached(self._run, newest) if newest else 0,
-                problem="",
-                failures=0,
-            )
+        if self._writer is not None:
+            return
+        # an epoch that was claimed is kept, but is ours only once all is known that we say of it
+        writer = self._claimed = self._claimed or EpochWriter(
+            self._run,
+            self._continues,
+            self._rules,
+            meter=self.meter,
+            known=self._known,
+            ended_log=lambda: self.ended_log(),
+        )
+        written = written_lately(self._run, writer.manifest.epoch)
+        newest = writer.previous
+        state = msgspec.structs.replace(
+            self.state,
+            epoch=writer.manifest.epoch,
+            durable=Point(newest.epoch, newest.step) if newest else None,
+            durable_at=_monotonic(newest.time) if newest else -math.inf,
+            reached=_reached(self._run, newest) if newest else 0,
+            problem="",
+            failures=0,
+        )
+        self.meter.remember(written)
+        self._writer, self.state = writer, state
 
     def _write(self, snapshot: Snapshot) -> None:
         self._claim()
@@ -237,21 +260,22 @@ class Persister:
         if self.outlook is not None:
             self.outlook.after(entry)
 
-    def _guarded(self, work: object, *args: object) -> None:
-        """The boundary: a store that fails becomes a visible state and is tried again."""
-        try:
-            work(*args)  # type: ignore[operator]
-        except (OSError, EverystepError) as error:
-            failures = self.state.failures + 1
-            log.error("store_failed run=%s failures=%d error=%s", self._run, failures, error)
-            self.state = msgspec.structs.replace(
-                self.state,
-                failures=failures,
-                failures_total=self.state.failures_total + 1,
-                problem=str(error),
-                retry_at=time.monotonic() + retry_seconds(failures),
-                fenced=isinstance(error, Fenced),
-            )
+    def _failed(self, error: Exception) -> None:
+        """A store that fails becomes a visible state and is tried again."""
+        failures = self.state.failures + 1
+        ours = isinstance(error, OSError | EverystepError)
+        said = str(error) if ours else f"{type(error).__name__}: {error}"
+        log.error(
+            "store_failed run=%s failures=%d error=%s", self._run, failures, said, exc_info=not ours
+        )
+        self.state = msgspec.structs.replace(
+            self.state,
+            failures=failures,
+            failures_total=self.state.failures_total + 1,
+            problem=said,
+            retry_at=time.monotonic() + retry_seconds(failures),
+            fenced=isinstance(error, Fenced),
+        )
 
 
 def _reached(run: Path, base: BaseIndex) -> int:

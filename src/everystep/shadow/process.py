@@ -81,6 +81,8 @@ class Shadow:
             if opening.durable_log
             else None
         )
+        if self.log is not None:
+            self.persister.ended_log = self.log.ended
         self.tuning = Tuning(opening, self.intake, self.persister, self.keeper, self.log)
         self.intake.on_record = self._on_record
         self.shipper = Shipper(run, opening.bucket, opening.bucket_bytes_per_second)
@@ -278,6 +280,8 @@ class Shadow:
     # ------------------------------------------------------------------ the store
 
     def _keep_cadence(self) -> None:
+        if self.log is not None and self._alone:
+            self.log.nowhere = self.presence.lost or self.persister.homeless
         if self.log is not None and self._alone and not self.presence.lost:
             leaving = self._terminated or not self._trainer_alive
             state = self.persister.state
@@ -289,6 +293,7 @@ class Shadow:
                 fits=self.persister.base_fits(self.opening.census),
                 now=leaving,
                 base_bytes=lambda: self.keeper.base_bytes,
+                clears_up=self.persister.clears_up,
             )
         if self._alone:
             self.shipper.look_after(self.persister.state.epoch, self.log)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -14,6 +15,7 @@ from everystep.core.sizes import size
 from everystep.errors import Fenced, NotEnoughDisk, StoreError
 from everystep.format.base import BaseEntry, BaseIndex, Manifest, Point
 from everystep.store.bases import Snapshot, new_bytes, read_index, write_base
+from everystep.store.files import RunPath
 from everystep.store.log import old_segments
 from everystep.store.meter import Meter
 from everystep.store.retention import (
@@ -50,8 +52,11 @@ class EpochWriter:
         *,
         meter: Meter | None = None,
         known: Known | None = None,
+        ended_log: Callable[[], tuple[RunPath, int] | None] = lambda: None,
     ) -> None:
+        """`ended_log`: the newest segment of our own log and the step it ends with, if it grows no more."""
         self._run = run
+        self._ended_log = ended_log
         self._rules = rules
         self._meter = meter or Meter()
         self._opened = time.monotonic()
@@ -169,6 +174,8 @@ class EpochWriter:
             doomed = unreferenced(self._run, lineage.candidates, before.epoch)
             if plan.keep:
                 doomed += old_segments(self._run, lineage, plan.log_begins_at)
+                newest = self._ended_log()  # no segment behind it tells that it may go
+                doomed += [newest[0]] if newest and newest[1] <= plan.log_begins_at else []
             check_fence(self._run, before.epoch)
         except Fenced:
             if self.manifest != before:

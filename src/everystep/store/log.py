@@ -20,7 +20,7 @@ from everystep.store import layout
 from everystep.store.commit import Turn, at_once, crash_point
 from everystep.store.files import RunPath, look_at, make_folder, remove_file, sync_folder
 from everystep.store.runs import Lineage, check_fence
-from everystep.store.stream import StreamWriter
+from everystep.store.stream import BLOCK_BYTES, StreamWriter
 
 _SEGMENT_BYTES = 1 << 30  # a new one is begun behind it
 
@@ -42,7 +42,8 @@ class LogWriter:
         """One sync for all of them; returns how many bytes it took. When it raises, nothing of them counts,
         and the next batch begins a new segment."""
         check_fence(self._run, self._epoch)
-        self._turn(sum(HEAD_BYTES + len(record.body) for record in records))
+        size = sum(HEAD_BYTES + len(record.body) for record in records)
+        self._turn(-(-size // BLOCK_BYTES) * BLOCK_BYTES)
         done = False
         try:
             stream = self._stream
@@ -71,6 +72,7 @@ class LogWriter:
 
     def _begin(self, after: int) -> StreamWriter:
         self.close()
+        self._turn(BLOCK_BYTES)
         header = SegmentHeader(self._run_id, self._epoch, after, self._census)
         folder = layout.log_dir(self._run, self._epoch)
         make_folder(folder, below=RunPath(self._run))

@@ -22,12 +22,19 @@ from everystep.recover.pending import Pending
 from everystep.recover.upload import Uploads
 
 
+def check_point(found: Found, live: LiveCensus, path: Path, *, later_groups: bool = False) -> None:
+    """Refuse, before anything is changed, what is not the run's. `later_groups`: those that were added since
+    go before it is loaded."""
+    check_model(live.census, found, str(path))
+    ids = same_atoms(live.census, found.census)
+    check_optimizers(found, live.keyed, live.tensors, ids, later_groups=later_groups)
+
+
 def give_back_groups(found: Found, live: LiveCensus, path: Path) -> bool:
     """Give optimizers the param groups that were added during the run, or refuse, before anything is changed,
     what is not the run's. True: there were some, and what belongs to them (a residual) may be new."""
-    check_model(live.census, found, str(path))
+    check_point(found, live, path)
     ids = same_atoms(live.census, found.census)
-    check_optimizers(found, live.keyed, live.tensors, ids)
     return add_groups(found.census, live.keyed, live.tensors, ids)
 
 

@@ -24,19 +24,17 @@ from everystep.capture.groups import encode_groups
 from everystep.capture.state import UserState
 from everystep.capture.tap import Tap
 from everystep.capture.turn import Moment, OpenTurn
-from everystep.connection import START_SECONDS, WAIT_SECONDS, Connection, connect, waiting_rule
+from everystep.connection import Connection, connect, waiting_rule
 from everystep.core.cadence import Rest, retry_seconds
 from everystep.core.census import Script
 from everystep.core.pace import replay_threads
-from everystep.errors import CaptureTooLarge, EverystepError, LaneTimeout, RunBusy, ShadowLost
+from everystep.errors import CaptureTooLarge, EverystepError, RunBusy, ShadowLost
 from everystep.figures import NO_FIGURES, figures
 from everystep.forks import ForkedRecorder, disarm_in_forks
 from everystep.format.base import Point
 from everystep.health import Health
 from everystep.lane.control import (
     Answer,
-    AskClose,
-    AskFlush,
     AskLeave,
     AskRetire,
     AskStatus,
@@ -48,11 +46,9 @@ from everystep.recover.find import Found
 from everystep.shadow.spawn import ShadowHandle
 from everystep.standing import Standing
 from everystep.starter import Started, Starter
-from everystep.waiting import DurableWait
 
 log = logging.getLogger("everystep")
 
-_DURABLE_SECONDS = 3600.0
 _DOCUMENT_SLACK_BYTES = 16 << 10
 _LANES_MAX = 8
 
@@ -86,7 +82,7 @@ class Recorder:
         self._rest = Rest(options.every)
         self._failures = 0
         self._retry_at = 0.0
-        self._starter = Starter(self._connection_beside)
+        self.starter = Starter(self._connection_beside)
         self._past = NO_FIGURES
         self._forked: ForkedRecorder | None = None
         disarm_in_forks(self)
@@ -119,6 +115,7 @@ class Recorder:
         self, live: LiveCensus, found: Found | None, predecessor: ShadowCard | None
     ) -> None:
         self._use(self._new_connection(live, found, predecessor), live)
+        self.problem, self._failures = "", 0
         assert self.tap is not None
         if found is None:
             self.tap.states.queue_base(fresh=True)
@@ -177,9 +174,9 @@ class Recorder:
             self.guarded(self.tap.open)()
 
     def seal(self) -> None:
-        self.step += 1
         idle_before = self._device_is_idle
-        self._seal()
+        self._seal_next()
+        self._look_after()
         tap = self.tap
         if tap is None or not tap.has_sent_all:
             self.health.skip()
@@ -188,7 +185,7 @@ class Recorder:
             # a device that runs out of work waits for the host; one that did so meanwhile, for half of it
             share = (idle_before + 1) / 2 if self._device_is_idle else 0.0
             self.health.sealed(self.step, share=share, device=device)
-        self._tell_trouble()
+        self.tell_trouble()
 
     @property
     def _device_is_idle(self) -> bool:
@@ -199,32 +196,27 @@ class Recorder:
         if self.tap is not None:
             self.guarded(self.tap.seal)(self.step, self.turn.sealed)
 
-    def _seal(self) -> None:
-        self._seal_now()
+    def _seal_next(self) -> None:
+        self.step += 1
+        try:
+            self._seal_now()
+        except (
+            BaseException
+        ):  # Ctrl-C, or the user's state_dict(): nobody waits for a step that is not there
+            if self.tap is None or not self.tap.has_sealed(self.step):
+                self.step -= 1
+                self.turn.lose()
+            raise
+
+    def _look_after(self) -> None:
         for _ in range(_LANES_MAX):
             if self.tap is not None and self.tap.outgrown:
-                self.guarded(self._change)()
-        self.guarded(self._look_after_shadow)()
+                self.guarded(self.change)()
+        self.guarded(self.look_after_shadow)()
         if self.live is not None and (self.tap is None or not self.tap.flowing):
             self.turn.look(self.live)
 
-    def _still_sealed(self, operation: str) -> Moment:
-        """What the last seal said, if training is still there: else nobody can record that step any more."""
-        moved_on = self.turn.has_moved_on()
-        if moved_on is None:
-            moved_on = self.tap is None or self.tap.has_moved_on()
-        if moved_on or self.turn.sealed is None:
-            left = (
-                "the step after it has begun" if self.turn.sealed else "its state could not be kept"
-            )
-            raise EverystepError(
-                f"{operation} {self.path}: step {self.step} is not recorded ({self.mode[1]}), and {left}",
-                hint=f"call {operation} before anything of a step changes weights, buffers or gradients, or "
-                "once it is sealed",
-            )
-        return self.turn.sealed
-
-    def _tell_trouble(self) -> None:
+    def tell_trouble(self) -> None:
         """Steps that are not recorded, or not written, are nothing to find out after a crash."""
         if self.tap is None:
             trouble = f"steps are not recorded: {self.problem}" if self.problem else ""
@@ -243,7 +235,7 @@ class Recorder:
                 return self._forked.tell()
             began = time.perf_counter()
             try:
-                with self._or_outgrow():
+                with self.or_outgrow():
                     return work(*args, **kwargs)
             except Exception as error:
                 if self._options.on_failure == "raise":
@@ -262,7 +254,7 @@ class Recorder:
         self.problem = self._forked.problem
 
     @contextlib.contextmanager
-    def _or_outgrow(self) -> Iterator[None]:
+    def or_outgrow(self) -> Iterator[None]:
         """A record that is too large for its slot is not sent: a larger ring is needed."""
         try:
             yield
@@ -274,7 +266,7 @@ class Recorder:
             if self.tap is not None:
                 self.tap.outgrow()
 
-    def _change(self) -> None:
+    def change(self) -> None:
         """The census or a slot's size is no longer right: a new shadow, the old one until it is based."""
         predecessor = self.card()
         if self.connection is not None and self.connection.shadow.alive:
@@ -290,9 +282,9 @@ class Recorder:
         self._connect(live, None, predecessor)
         self.open_as_loaded()
 
-    def _look_after_shadow(self) -> None:
+    def look_after_shadow(self) -> None:
         """Is it alive, is a new one ready?"""
-        if self._retry_at == math.inf:
+        if self.is_halted:
             return  # halted
         if self.connection is not None:
             if not self.connection.shadow.alive:
@@ -300,10 +292,10 @@ class Recorder:
                 why = f": {last_words}" if last_words else ""
                 self._lose(f"shadow {self.connection.shadow.pid} is gone{why}")
                 self._retry_at = 0.0
-        elif self._starter.done and self.turn.sealed is not None:
-            self._welcome(self._starter.take())
-        elif not self._starter.busy and time.monotonic() >= self._retry_at:
-            self._starter.begin(self.census())
+        elif self.starter.done and self.turn.sealed is not None:
+            self._welcome(self.starter.take())
+        elif not self.starter.busy and time.monotonic() >= self._retry_at:
+            self.starter.begin(self.census())
 
     def _connection_beside(self, live: LiveCensus) -> Connection:
         """In the starter's thread."""
@@ -316,7 +308,7 @@ class Recorder:
         live = self.census()
         if live.census != started.census:
             started.send_away()
-            self._starter.begin(live)
+            self.starter.begin(live)
             return
         self.versions = [self.step] * len(live.tensors)
         self._use(started.connection, live)
@@ -356,7 +348,13 @@ class Recorder:
             self.connection.close()
             self.connection = None
         if self.problem:
-            self._tell_trouble()
+            self.tell_trouble()
+
+    def leave(self) -> None:
+        """Training goes to another point: a shadow that is just being started would claim the run for this
+        one. It has recorded nothing yet."""
+        self.drop()
+        self.starter.abandon()
 
     def figures(self) -> Mapping[str, Any]:
         """What recording has cost and repaired since attach."""
@@ -369,9 +367,13 @@ class Recorder:
             return "not recording", self.problem or "a shadow is being started"
         return self.tap.mode
 
+    @property
+    def is_halted(self) -> bool:
+        return self._retry_at == math.inf
+
     def halt(self, other: str) -> None:
         """Another trainer has the run: two must not write it, so that this one records nothing more."""
-        if self._retry_at == math.inf:
+        if self.is_halted:
             return
         reason = (
             f"run {self.path}: recording has stopped at step {self.step}: another trainer holds the run "
@@ -394,107 +396,16 @@ class Recorder:
         timeout_seconds: float,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> Answer:
-        return self._shadow.ask(request, timeout_seconds=timeout_seconds, meanwhile=meanwhile)
+        return self.shadow.ask(request, timeout_seconds=timeout_seconds, meanwhile=meanwhile)
 
     @property
-    def _shadow(self) -> ShadowHandle:
+    def shadow(self) -> ShadowHandle:
         if self.connection is None:
             raise ShadowLost(f"run {self.path}: no shadow at the moment ({self.problem})")
         return self.connection.shadow
-
-    def finish(self) -> bool:
-        """Make everything durable and let the shadow go; True: it is done."""
-        self._tell_trouble()  # no seal will
-        try:
-            answer = self._close_shadow()
-        except ShadowLost:  # it has died meanwhile: a new one is given the same step
-            answer = self._close_shadow()
-        if answer.error:
-            raise EverystepError(f"close {self.path} at step {self.step}: {answer.error}")
-        if self.connection is not None:
-            self.connection.shadow.wait_gone(10)
-        return True
-
-    def _close_shadow(self) -> Answer:
-        if self.connection is None:
-            self._still_sealed("close")
-        self._look_after_shadow()
-        for _ in range(_LANES_MAX):
-            if self.connection is not None or self._retry_at == math.inf:
-                break
-            self._still_sealed("close")
-            if not self._starter.busy:
-                self._starter.begin(self.census())
-            self._starter.wait()
-            self._look_after_shadow()
-        return self.ask_durable(AskClose(self.step), "close", _DURABLE_SECONDS)
-
-    def ask_durable(
-        self, request: AskFlush | AskClose, operation: str, timeout_seconds: float
-    ) -> Answer:
-        """Have everything sealed so far written, what has to be repaired first included."""
-        deadline = time.monotonic() + timeout_seconds
-        while True:
-            self.bring_shadow_up_to_date(operation)
-            wait = DurableWait(self.path, operation, self.step, self._shadow)
-            answer = self.ask(request, max(1.0, deadline - time.monotonic()), wait.look)
-            if not answer.repair:
-                return answer
-            if time.monotonic() > deadline:
-                raise LaneTimeout(
-                    f"{operation} {self.path}: what the shadow holds was not repaired in "
-                    f"{timeout_seconds:g} s",
-                    hint="everystep status names the atoms that keep differing",
-                )
-            self._seal_again(operation)
-
-    def bring_shadow_up_to_date(self, operation: str) -> None:
-        """Return when everything sealed so far is in the ring: what is left of a base goes now."""
-        if self.tap is not None:
-            with self._or_outgrow():
-                self.tap.open()
-            self._send_base(operation)
-            self.tap.land()
-        self.wait_for_successor()
-
-    def holds_last_seal(self) -> bool:
-        """Whether our shadow has the state of the last seal, which training has left since."""
-        if self.tap is None or not (self.tap.flowing and self.tap.base_is_sent):
-            return False
-        self.tap.land()
-        self.wait_for_successor()
-        deadline = time.monotonic() + START_SECONDS
-        while self.ask(AskStatus(exact=True), START_SECONDS).status["shadow_step"] != self.step:
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.01)
-        return True
-
-    def _send_base(self, operation: str) -> None:
-        """Seal the same step again until a base of it has been sent."""
-        deadline = time.monotonic() + WAIT_SECONDS
-        while self.tap is not None and not self.tap.has_sent_all:
-            if self.connection is None:
-                raise ShadowLost(f"{operation} {self.path}: no shadow at the moment")
-            self.connection.pause(deadline, f"{operation} {self.path}: a base is sent")
-            self._seal_again(operation)
-
-    def _seal_again(self, operation: str) -> None:
-        """The same step once more: it sends what the shadow has asked for."""
-        assert self.tap is not None
-        with self._or_outgrow(), self.tap.awake():
-            self.tap.seal(self.step, self._still_sealed(operation))
-        if self.tap.outgrown:  # it has sent nothing, and never will
-            self._change()
-
-    def wait_for_successor(self) -> None:
-        """The shadow before speaks for the run until the new one holds its state."""
-        deadline = time.monotonic() + WAIT_SECONDS
-        while self.connection is not None and self.card() is None:
-            self.connection.pause(deadline, f"run {self.path}: a new shadow is handed the state")
 
     def abandon(self) -> None:
         """Let go of everything, a shadow that is just starting included."""
         self.drop()
         self.turn.end()
-        self._starter.abandon()
+        self.starter.abandon()

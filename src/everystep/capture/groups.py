@@ -15,7 +15,7 @@ from everystep.errors import UnsupportedState
 from everystep.format import values
 from everystep.format.optimizer import encode_values
 from everystep.format.unstorable import Unstorable
-from everystep.replay.optimizers import attributes_of, is_torchs
+from everystep.replay.optimizers import attributes_of, is_torchs, why_no_state
 from everystep.replay.tensors import pack, why_not_stored
 from everystep.text import is_text
 
@@ -53,6 +53,12 @@ class GroupValues:
         self, groups: list[dict[str, Any]], state: list[Entry], attributes: dict[str, Any]
     ) -> None:
         told = [{k: v for k, v in group.items() if k != "params"} for group in groups]
+        for number, key in ((n, k) for n, group in enumerate(told) for k in group):
+            if not isinstance(key, str) or not is_text(key):
+                raise UnsupportedState(
+                    f"{self._where}.param_groups[{number}]: the key {values.shown(key)}, expected a string",
+                    hint="give it a name",
+                )
         plain = values.to_plain(told, f"{self._where}.param_groups", pack)
         with self._device_tensors as packed:
             others = [self._plain_entry(entry, packed.pack) for entry in state]
@@ -72,15 +78,19 @@ class GroupValues:
         pack_own = _NotElsewhere(self._optimizer, pack)
         plain: list[list[Any]] = []
         for name, value in found.items():
-            if not is_text(name):
+            reason = why_no_state(self._optimizer, name)
+            try:
+                told = values.to_plain(value, str(name), pack_own)
+            except UnsupportedState:
+                if isinstance(name, str) and is_text(name):
+                    plain.append([name])
+                continue
+            if reason is not None:
                 raise UnsupportedState(
-                    f"{self._where}: the name of its attribute {name!r} is no valid text",
+                    f"{self._where}: its attribute {values.shown(name)} cannot be recorded: {reason}",
                     hint="rename it",
                 )
-            try:
-                plain.append([name, values.to_plain(value, name, pack_own)])
-            except UnsupportedState:
-                plain.append([name])
+            plain.append([name, told])
         return plain
 
 

@@ -62,6 +62,7 @@ class Tap:
         self.versions = versions
         self.outgrown = False  # the census is no longer true: a new tap is needed
         self._unsent = False  # the last seal found it so, and sent nothing
+        self._torn = False  # a seal was interrupted
         self.dropped = 0
         self._rebases = 0
         self._ring = ring
@@ -271,8 +272,16 @@ class Tap:
 
     def seal(self, step: int, moment: Moment) -> None:
         """End step `step`: edits, bases asked for, user state and random states, then the seal."""
+        torn, self._torn = self._torn, True  # until it has come to its end
+        if torn:
+            self.let_go()  # nobody knows what is in the record and what is not: a new base tells
         with _no_collection():
             self._seal(step, moment)
+        self._torn = False
+
+    def has_sealed(self, step: int) -> bool:
+        """Whether a seal that was interrupted is in the ring all the same."""
+        return self.step == step or self._ring.last_is_sealed(step)
 
     def _seal(self, step: int, moment: Moment) -> None:
         self.log.discard()

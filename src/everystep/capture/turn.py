@@ -108,6 +108,10 @@ class OpenTurn:
         self.consumed_by, self._stepped = self._stepped, set()
         self._spare, self._looks = self._looks, None
 
+    def lose(self) -> None:
+        """A seal did not come to its end: nobody knows what it would have said."""
+        self.sealed = self._looks = None
+
     def look(self, live: LiveCensus) -> None:
         """Remember how a seal looks that is not recorded, and may have to be."""
         spare, self._spare = self._spare, None

@@ -95,6 +95,18 @@ class RingWriter(_Ring):
         """A step was sealed that no record tells of: who resumes is told how many were lost."""
         self._set(fmt.RING_DROPPED_AT, step)
 
+    def last_is_sealed(self, step: int) -> bool:
+        """Whether the slot taken last ends this step's record, and is there for the shadow to read."""
+        ticket = self._next - 1
+        if ticket < 0:
+            return False
+        start, word = self.slot_at(ticket), fmt.commit_word(self.nonce, ticket)
+        words = (start + fmt.SLOT_HOST_WORD_AT, start + fmt.SLOT_DEVICE_WORD_AT)
+        if any(self._get(at) != word for at in words):
+            return False
+        header = fmt.unpack_slot_header(self.memory.view[start : start + SLOT_HEADER_BYTES])
+        return header.step == step and bool(header.flags & fmt.FLAG_SEALED)
+
     def commit_device(self, ticket: int) -> None:
         """Say that the payload is there; on a GPU the last copy of the side stream says it."""
         at = self.slot_at(ticket) + fmt.SLOT_DEVICE_WORD_AT

@@ -13,6 +13,7 @@ from everystep.core.census import Census, mismatches
 from everystep.core.events import GRADIENT, Call, Edit, Rebase, SlotValues
 from everystep.errors import CorruptData, ModelMismatch
 from everystep.format.entry import checked_entries
+from everystep.format.optimizer import decode_values
 from everystep.lane.runtime import ShadowCard
 from everystep.recover.expand import Expander
 from everystep.recover.find import Found
@@ -20,8 +21,9 @@ from everystep.recover.pending import Pending
 from everystep.recover.slots import SlotLoader, in_order
 from everystep.recover.upload import Uploads
 from everystep.replay.apply import apply_call, set_groups, write_edit
+from everystep.replay.extras import check_attributes
 from everystep.replay.optimizers import class_path
-from everystep.replay.tensors import Payload, distinct, view_tensor
+from everystep.replay.tensors import Payload, distinct, unpack, view_tensor
 
 log = logging.getLogger(__name__)
 
@@ -94,8 +96,11 @@ def check_optimizers(
     optimizers: Mapping[str, torch.optim.Optimizer],
     tensors: Sequence[torch.Tensor],
     ids: dict[int, int],
+    *,
+    later_groups: bool = False,
 ) -> None:
-    """Refuse optimizers that are not the run's, before anything is changed."""
+    """Refuse optimizers that are not the run's, before anything is changed. `later_groups`: they may have
+    more param groups than the run had then."""
     specs = {spec.key: i for i, spec in enumerate(found.census.optimizers)}
     if specs.keys() != optimizers.keys():
         raise ModelMismatch(
@@ -114,7 +119,9 @@ def check_optimizers(
             "everystep.restore(run, model) loads weights alone",
         )
     for key, optimizer in optimizers.items():
-        _check_groups(found.census, specs[key], optimizer, tensors, ids)
+        _check_groups(found.census, specs[key], optimizer, tensors, ids, later=later_groups)
+        if encoded := _encoded(found, specs[key]):
+            check_attributes(optimizer, decode_values(encoded, unpack).attributes or ())
 
 
 def load_optimizers(
@@ -129,14 +136,18 @@ def load_optimizers(
     for key, optimizer in optimizers:
         index = specs[key]
         optimizer.state.clear()
-        encoded = found.session.groups[index] if index < len(found.session.groups) else b""
-        if encoded:
+        if encoded := _encoded(found, index):
             set_groups(optimizer, encoded)
     slots = _slot_loader(found, optimizers, tensors, ids)
     for t in found.tensors():
         if t.slot and t.slot != GRADIENT:
             room = slots.replace(t.atom, t.slot, t.dtype, t.shape)
             uploads.copy(room, view_tensor(t.data, t.dtype, t.shape))
+
+
+def _encoded(found: Found, optimizer: int) -> bytes:
+    """What the seal of a point says of an optimizer; empty where it says nothing."""
+    return found.session.groups[optimizer] if optimizer < len(found.session.groups) else b""
 
 
 def redo_tail(
@@ -175,6 +186,8 @@ def _check_groups(
     optimizer: torch.optim.Optimizer,
     tensors: Sequence[torch.Tensor],
     ids: dict[int, int],
+    *,
+    later: bool,
 ) -> None:
     """Groups may be missing (they were added during the run); those that are there must agree."""
     spec = census.optimizers[index]
@@ -185,7 +198,7 @@ def _check_groups(
                 f"resume: optimizer {spec.key!r}, group {number}: the run has other parameters in it",
                 hint="build the param groups as they were when the run began",
             )
-    if len(optimizer.param_groups) > len(stored):
+    if len(optimizer.param_groups) > len(stored) and not later:
         raise ModelMismatch(
             f"resume: optimizer {spec.key!r} has {len(optimizer.param_groups)} groups, "
             f"the run has {len(stored)}",
@@ -244,8 +257,7 @@ def _replay_tail(
                 elif isinstance(event, Rebase):
                     slots.rebase(event)
     for index, optimizer in optimizers.items():  # a tail leaves the scalars of its last call
-        encoded = found.session.groups[index] if index < len(found.session.groups) else b""
-        if encoded:
+        if encoded := _encoded(found, index):
             set_groups(optimizer, encoded)
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from typing import Any
 
 import torch
 
 from everystep.errors import CorruptData, UnsupportedState
 from everystep.format import values
-from everystep.replay.optimizers import attributes_of, may_be_state
+from everystep.replay.optimizers import attributes_of, why_no_state
 from everystep.replay.tensors import pack
 
 
@@ -28,17 +28,22 @@ def set_other_state(
     optimizer.state.update(entries)
 
 
+def check_attributes(optimizer: torch.optim.Optimizer, logged: Iterable[object]) -> None:
+    """Refuse what is not recorded either."""
+    for name in logged:
+        if reason := why_no_state(optimizer, name):
+            raise CorruptData(f"attribute {name!r} of a {type(optimizer).__name__}: {reason}")
+
+
 def set_attributes(
     optimizer: torch.optim.Optimizer, logged: dict[str, Any], unrecorded: Set[str]
 ) -> None:
     """Attributes that a step made since then go; what is code stays as the user has built it."""
     live = attributes_of(optimizer)
-    for name in logged:
-        if not may_be_state(optimizer, name):
-            raise CorruptData(f"attribute {name!r} of a {type(optimizer).__name__}: it is no state")
+    check_attributes(optimizer, logged)
     for name in live.keys() - logged.keys() - unrecorded:
         if _is_storable(live[name]):
-            delattr(optimizer, name)
+            del vars(optimizer)[name]
     for name, value in logged.items():
         vars(optimizer)[name] = _into(live.get(name), value)
 

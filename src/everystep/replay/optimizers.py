@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, cached_property
 from inspect import getattr_static, isdatadescriptor
 from typing import Any
 
 import torch
 
 from everystep.core.census import Mode, OptimizerSpec
+from everystep.text import is_text
 
 # each element of their state depends on the same element of the gradient alone
 _ELEMENT_WISE = frozenset(
@@ -48,13 +49,18 @@ def attributes_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     return {name: value for name, value in own if name not in _names_of_every_optimizer()}
 
 
-def may_be_state(optimizer: torch.optim.Optimizer, name: object) -> bool:
-    """Whether an attribute of this name may come from a store: none that torch keeps for itself, and nothing
-    that would stand in for code."""
-    if not isinstance(name, str) or not name.isidentifier() or name in _names_of_every_optimizer():
-        return False
+def why_no_state(optimizer: torch.optim.Optimizer, name: object) -> str | None:
+    """Why an attribute of this name is neither recorded nor taken from a store, if so: what torch keeps for
+    itself, and what would stand in for code."""
+    if not isinstance(name, str) or not is_text(name):
+        return "its name is no valid text"
+    if name in _names_of_every_optimizer():
+        return "torch keeps it for itself"
     found = getattr_static(type(optimizer), name, None)
-    return not callable(found) and not isdatadescriptor(found)
+    stands_in = hasattr(type(found), "__get__") and not isdatadescriptor(found)
+    if callable(found) or (stands_in and not isinstance(found, cached_property)):
+        return "it would stand in for code: the class has a method of that name"
+    return None
 
 
 @cache

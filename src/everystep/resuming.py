@@ -1,0 +1,223 @@
+"""Brings live training to a point of its run and has it recorded from there: at attach, when a turn is taken
+back, by rewind."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
+
+import msgspec
+
+from everystep.capture.census import LiveCensus
+from everystep.capture.rng import check_rng, restore_rng
+from everystep.capture.state import UserState
+from everystep.core.forecast import check_fits
+from everystep.core.resume import nothing_found
+from everystep.errors import EverystepError, Fenced, NothingToRecover
+from everystep.loading import check_point, give_back_groups, load_point
+from everystep.options import Options
+from everystep.recover.find import Found, find_newest, resumed_line
+from everystep.recover.load import find_and_load, remove_later_groups
+from everystep.recover.meet import bring_newest, check_resume, point_here, shadow_of
+from everystep.recover.script import NO_DIFFERENCE, check_override, compare_values, keep_values
+from everystep.sealed import Sealed
+from everystep.shadow.outlook import look_ahead
+from everystep.tell import tell
+
+log = logging.getLogger("everystep")
+
+_CLAIMED_MEANWHILE_MAX = 2
+_T = TypeVar("_T")
+
+
+class Resumption:
+    """Of one attach. Owned by the training thread."""
+
+    def __init__(self, sealed: Sealed, options: Options, user_state: UserState) -> None:
+        self.path = sealed.recorder.path
+        self._sealed, self._recorder = sealed, sealed.recorder
+        self._options = options
+        self._user_state = user_state
+        self.disk_forecast: dict[str, Any] = {}
+        self.resumed_from = ""
+        self.attach_seconds: dict[str, float] = {}
+        self.must_resume = False  # steps were resumed, and no loop has called resume() yet
+        self._overridden = False
+        self._rng: bytes | None = None  # random states that are to be restored when the loop begins
+
+    def restore_rng(self) -> None:
+        """The loop begins, or goes on."""
+        if self._rng is not None:
+            restore_rng(self._rng)
+            self._rng = None
+
+    def forget_rng(self) -> None:
+        """The loop began without asking for them."""
+        self.must_resume, self._rng = False, None
+
+    # ------------------------------------------------------------------ attach
+
+    def begin(self) -> None:
+        """See what there is to resume from, and go on from it."""
+        recorder, folder = self._recorder, self._recorder.folder
+        live = self._timed("census", recorder.census)
+        check_override(self._options.override, live.optimizers, self._user_state.members)
+        resume = self._options.resume
+        adopts = check_resume(self.path, shadow_of(self.path, folder), resume)
+        if (bucket := self._options.bucket) is not None:
+            log.info("tiers run=%s bucket=%s", self.path, bucket)
+            self._timed("fetch", bring_newest, self.path, bucket, folder, adopts=adopts)
+            check_resume(self.path, shadow_of(self.path, folder), resume)  # of what was there
+        for _ in range(_CLAIMED_MEANWHILE_MAX):
+            recorder.standing.look()
+            try:
+                self._go_on(live, adopts=adopts)
+            except Fenced as error:  # what we have loaded is not the newest any more
+                log.info("claimed_meanwhile run=%s: %s", self.path, error)
+                live = recorder.census()
+            else:
+                return
+        recorder.standing.look()
+        self._go_on(live, adopts=adopts)
+
+    def _go_on(self, live: LiveCensus, *, adopts: bool = False, resumes: bool = True) -> None:
+        """Find the newest point, load it, and connect to a shadow that goes on from it."""
+        recorder, folder = self._recorder, self._recorder.folder
+        recorder.versions = [0] * len(live.tensors)
+        exact = self._options.residuals == "exact"
+        done, card = find_and_load(
+            partial(self._timed, "find", find_newest, self.path, folder, exact=exact),
+            lambda found: self._load(live, found, resumes=resumes),
+        )
+        if done is None and not resumes:
+            raise EverystepError(
+                f"run {self.path}: the turn at step {recorder.step} was left in its midst, and the shadow "
+                "could not give the state of its start back",
+                hint="attach again in a new process; everystep status tells what there is to go on from",
+            )
+        if done is None:
+            nothing_found(str(self.path), self._options.resume)
+            self._look_ahead(live, resumes=False)
+            self._timed("connect", recorder.connect, live, predecessor=card)
+            return
+        found, live = done
+        if adopts:
+            recorder.standing.point = point_here(self.path, found.point)
+        try:
+            self._look_ahead(live, resumes=True)
+            # a shadow's memory is handed on only if it describes exactly what is trained now
+            whole = found if found.holding and found.census.same_training(live.census) else None
+            self._timed(
+                "connect",
+                recorder.connect,
+                live,
+                found=whole,
+                predecessor=card,
+                opening_rng=found.session.rng,
+            )
+            if self._overridden:  # a crash before the first step must not bring the old values back
+                recorder.open_as_loaded()
+        finally:
+            found.close()
+        for problem in found.problems:
+            warnings.warn(f"everystep: {problem}", stacklevel=4)
+        if resumes:
+            tell(resumed_line(str(self.path), found))
+
+    def _look_ahead(self, live: LiveCensus, *, resumes: bool) -> None:
+        """Warn if the disk will not last. Where nothing could be lost yet, refuse one that is too small."""
+        with contextlib.suppress(OSError):  # a disk that does not answer is the shadow's business
+            ahead = look_ahead(self.path, live.census, self._options)
+            if not resumes:
+                check_fits(str(self.path), live.census, ahead.free_bytes)
+            self.disk_forecast = msgspec.to_builtins(ahead)
+            if ahead.warning:
+                warnings.warn(f"everystep: {self.path}: {ahead.warning}", stacklevel=5)
+
+    def _timed(self, phase: str, work: Callable[..., _T], *args: Any, **kwargs: Any) -> _T:
+        """How long attach takes, and for what, is part of the status."""
+        began = time.perf_counter()
+        try:
+            return work(*args, **kwargs)
+        finally:
+            before = self.attach_seconds.get(phase, 0.0)
+            self.attach_seconds[phase] = before + time.perf_counter() - began
+
+    def _load(self, live: LiveCensus, found: Found, *, resumes: bool = False) -> LiveCensus:
+        """Bring live objects to a found point; groups added during the run come back too."""
+        recorder = self._recorder
+        self._check(found)
+        compared = NO_DIFFERENCE
+        if resumes:
+            compared = compare_values(
+                live.keyed, live.census.script, found, self._user_state.members
+            )
+        if give_back_groups(found, live, self.path):
+            live = self._timed("census", recorder.census)
+        recorder.versions = self._timed("load", load_point, found, live, self.path, optimizers=True)
+        self._user_state.restore(found.session.state)
+        keep_values(live.keyed, compared.kept)
+        self._overridden = bool(compared.kept)
+        found.problems.extend([compared.told] if compared.told else [])
+        self._user_state.metric = found.session.metric
+        self._rng = found.session.rng
+        self.must_resume = resumes
+        recorder.step, recorder.standing.point = found.point.step, found.point
+        self.resumed_from = found.source
+        return self._timed("census", recorder.census)
+
+    def _check(self, found: Found) -> None:
+        self._user_state.check(found.session.state)
+        check_rng(found.session.rng)
+
+    # ------------------------------------------------------------------ back
+
+    def take_back(self) -> None:
+        """To the last seal, which training has left."""
+        recorder, step = self._recorder, self._recorder.step
+        if not self._sealed.is_held():
+            raise EverystepError(
+                f"run {self.path}: the turn at step {step} was left in its midst, and the shadow does not "
+                f"hold the state of its start ({recorder.mode[1]})",
+                hint="attach again to go on from the newest step there is, or use run.rewind",
+            )
+        assert recorder.tap is not None
+        live = recorder.tap.live
+        remove_later_groups(live.census, live.keyed)
+        recorder.leave()
+        self._go_on(recorder.census(), resumes=False)
+        log.warning(
+            "everystep: run %s: the turn at step %d was left in its midst; training is back at step %d",
+            self.path,
+            step,
+            recorder.step,
+        )
+
+    def find(self, step: int) -> tuple[Found, LiveCensus]:
+        """A point to rewind to. Nothing live is changed, nor let go of, before it is known to fit."""
+        found, _ = find_newest(self.path, None, step)
+        if found is None:
+            raise NothingToRecover(
+                f"rewind {self.path} to step {step}: its base is damaged",
+                hint="everystep verify lists the steps that are left",
+            )
+        self._check(found)
+        live = self._recorder.census()
+        check_point(found, live, self.path, later_groups=True)
+        return found, live
+
+    def rewind(self, found: Found, live: LiveCensus) -> None:
+        """Load what was found, and record from there. If that fails, nobody knows the state of training."""
+        recorder = self._recorder
+        self._sealed.wait_for_successor()
+        predecessor = recorder.card()
+        recorder.leave()
+        remove_later_groups(found.census, live.keyed)
+        live = self._load(recorder.census(), found)
+        recorder.connect(live, predecessor=predecessor, opening_rng=found.session.rng)
+        log.info("rewound run=%s step=%d", self.path, recorder.step)

@@ -1,0 +1,145 @@
+"""The last sealed step: flush, tag and close wait until it is durable, and a turn is taken back to it."""
+
+from __future__ import annotations
+
+import time
+
+from everystep.capture.turn import Moment
+from everystep.connection import START_SECONDS, WAIT_SECONDS
+from everystep.errors import EverystepError, LaneTimeout, ShadowLost
+from everystep.lane.control import Answer, AskClose, AskFlush, AskStatus
+from everystep.recorder import Recorder
+from everystep.waiting import DurableWait
+
+DURABLE_SECONDS = 3600.0
+_SHADOWS_MAX = 8
+
+
+class Sealed:
+    """The last sealed step. Owned by the training thread."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self._path = recorder.path
+
+    def finish(self) -> bool:
+        """Make everything durable and let the shadow go; True: it is done."""
+        recorder = self.recorder
+        recorder.tell_trouble()  # no seal will
+        try:
+            answer = self._close_shadow()
+        except ShadowLost:  # it has died meanwhile: a new one is given the same step
+            answer = self._close_shadow()
+        if answer.error:
+            raise EverystepError(f"close {self._path} at step {recorder.step}: {answer.error}")
+        if recorder.connection is not None:
+            recorder.connection.shadow.wait_gone(10)
+        return True
+
+    def _close_shadow(self) -> Answer:
+        recorder = self.recorder
+        if recorder.connection is None:
+            self._still_sealed("close")
+        recorder.look_after_shadow()
+        for _ in range(_SHADOWS_MAX):
+            if recorder.connection is not None or recorder.is_halted:
+                break
+            self._still_sealed("close")
+            if not recorder.starter.busy:
+                recorder.starter.begin(recorder.census())
+            recorder.starter.wait()
+            recorder.look_after_shadow()
+        return self.ask(AskClose(recorder.step), "close", DURABLE_SECONDS)
+
+    def ask(self, request: AskFlush | AskClose, operation: str, timeout_seconds: float) -> Answer:
+        """Have everything sealed so far written, what has to be repaired first included."""
+        recorder = self.recorder
+        deadline = time.monotonic() + timeout_seconds
+        while True:
+            self.bring_up_to_date(operation)
+            wait = DurableWait(self._path, operation, recorder.step, recorder.shadow)
+            answer = recorder.ask(request, max(1.0, deadline - time.monotonic()), wait.look)
+            if not answer.repair:
+                return answer
+            if time.monotonic() > deadline:
+                raise LaneTimeout(
+                    f"{operation} {self._path}: what the shadow holds was not repaired in "
+                    f"{timeout_seconds:g} s",
+                    hint="everystep status names the atoms that keep differing",
+                )
+            self._seal_again(operation)
+
+    def bring_up_to_date(self, operation: str) -> None:
+        """Return when everything sealed so far is in the ring: what is left of a base goes now."""
+        recorder = self.recorder
+        if recorder.tap is not None:
+            with recorder.or_outgrow():
+                recorder.tap.open()
+            self._send_base(operation)
+            recorder.tap.land()
+        self.wait_for_successor()
+
+    def is_held(self) -> bool:
+        """Whether our shadow has the state of the last seal, which training has left since."""
+        recorder = self.recorder
+        if recorder.tap is None or not (recorder.tap.flowing and recorder.tap.base_is_sent):
+            return False
+        recorder.tap.land()
+        self.wait_for_successor()
+        deadline = time.monotonic() + START_SECONDS
+        while (
+            recorder.ask(AskStatus(exact=True), START_SECONDS).status["shadow_step"]
+            != recorder.step
+        ):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.01)
+        return True
+
+    def _send_base(self, operation: str) -> None:
+        """Seal the same step again until a base of it has been sent."""
+        recorder = self.recorder
+        deadline = time.monotonic() + WAIT_SECONDS
+        while recorder.tap is not None and not recorder.tap.has_sent_all:
+            if recorder.connection is None:
+                raise ShadowLost(f"{operation} {self._path}: no shadow at the moment")
+            recorder.connection.pause(deadline, f"{operation} {self._path}: a base is sent")
+            self._seal_again(operation)
+
+    def _seal_again(self, operation: str) -> None:
+        """The same step once more: it sends what the shadow has asked for."""
+        recorder = self.recorder
+        assert recorder.tap is not None
+        with recorder.or_outgrow(), recorder.tap.awake():
+            recorder.tap.seal(recorder.step, self._still_sealed(operation))
+        if recorder.tap.outgrown:  # it has sent nothing, and never will
+            recorder.change()
+
+    def wait_for_successor(self) -> None:
+        """The shadow before speaks for the run until the new one holds its state."""
+        recorder = self.recorder
+        deadline = time.monotonic() + WAIT_SECONDS
+        while recorder.connection is not None and recorder.card() is None:
+            recorder.connection.pause(
+                deadline, f"run {self._path}: a new shadow is handed the state"
+            )
+
+    def _still_sealed(self, operation: str) -> Moment:
+        """What the last seal said, if training is still there: else nobody can record that step any more."""
+        recorder = self.recorder
+        moved_on = recorder.turn.has_moved_on()
+        if moved_on is None:
+            moved_on = recorder.tap is None or recorder.tap.has_moved_on()
+        if moved_on or recorder.turn.sealed is None:
+            left = (
+                "the step after it has begun"
+                if recorder.turn.sealed
+                else "its state could not be kept"
+            )
+            raise EverystepError(
+                f"{operation} {self._path}: step {recorder.step} is not recorded ({recorder.mode[1]}), "
+                f"and {left}",
+                hint=f"call {operation} before anything of a step changes weights, buffers or gradients, or "
+                "once it is sealed",
+            )
+        return recorder.turn.sealed

@@ -3,12 +3,12 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: setup demo test check fix bench test-kills storm hostile faults test-sanitize clean
+.PHONY: setup demo test check fix bench test-kills storm hostile faults test-sanitize wheel clean
 
 setup: $(STAMP)
 
 # torch comes first and by exact version, so that nothing else pulls a larger build
-$(STAMP): pyproject.toml constraints.txt $(wildcard src/everystep/native/*.[ch])
+$(STAMP): pyproject.toml setup.py constraints.txt $(wildcard src/everystep/native/*.[ch])
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0 setuptools
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt \
@@ -22,14 +22,14 @@ test: setup  ## everything that needs no GPU
 	$(BIN)/python -m pytest --numprocesses 4 --dist worksteal  # most of a test is waiting
 
 check: setup  ## style, types, import rules
-	$(BIN)/ruff format --check src tests
-	$(BIN)/ruff check src tests
+	$(BIN)/ruff format --check src tests setup.py
+	$(BIN)/ruff check src tests setup.py
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 fix: setup
-	$(BIN)/ruff format src tests
-	$(BIN)/ruff check --fix src tests
+	$(BIN)/ruff format src tests setup.py
+	$(BIN)/ruff check --fix src tests setup.py
 
 bench: setup  ## the figures of the README, as JSON
 	$(BIN)/everystep demo --json
@@ -58,6 +58,14 @@ hostile: setup  ## change N valid stores from SEED on, seal them again, visit ea
 
 faults: setup  ## live N lives on disks that refuse and lose power, from SEED on: every claim must hold
 	$(BIN)/python -m tests.faults --n $(N) --seed $(SEED)
+
+# the wheel is made from the source distribution, so that what is missing there is missed here; without the
+# C library it would have another name
+wheel: setup  ## dist/: the source distribution, and one wheel for every Python 3 on this kind of machine
+	rm -rf dist
+	$(BIN)/python -c 'from setuptools import build_meta; build_meta.build_sdist("dist")' > /dev/null
+	$(BIN)/pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation -w dist dist/*.tar.gz
+	ls dist/*.tar.gz dist/*-py3-none-linux_*.whl
 
 clean:
 	rm -rf .venv build dist src/*.egg-info

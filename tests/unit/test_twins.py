@@ -285,7 +285,7 @@ def test_what_has_no_twin_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "signs zeros" in choose(torch.optim.Adam(parameters, betas=(0.0, 0.9))).why
     native.library.cache_clear()
     monkeypatch.setenv("EVERYSTEP_NATIVE", "0")
-    assert choose(torch.optim.SGD(parameters)).why == "the twins were not compiled"
+    assert choose(torch.optim.SGD(parameters)).why == "EVERYSTEP_NATIVE=0 leaves the twins out"
     native.library.cache_clear()
 
 

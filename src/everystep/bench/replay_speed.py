@@ -12,7 +12,7 @@ import torch
 
 from everystep.core.pace import replay_threads
 from everystep.errors import UsageError
-from everystep.native import TARGET, library
+from everystep.native import TARGET, missing
 from everystep.replay.passes import Rows, Step, run_pass
 from everystep.replay.twins import SLOTS, TWINS, Twin, slots_of
 
@@ -45,11 +45,8 @@ _SHOWN = {  # the twins of the README's table, by the names that it uses
 
 def replay_speed(parameters: int, threads: int | None) -> dict[str, Any]:
     """Parameters moved in a second, in billions, for k records in one pass over the state."""
-    if library() is None:
-        raise UsageError(
-            "bench replay: the twins were not compiled",
-            hint="install gcc or clang, then: python -m everystep.native.build",
-        )
+    if (absent := missing()) is not None:
+        raise UsageError(f"bench replay: {absent.why}", hint=absent.remedy)
     threads = threads or replay_threads(len(os.sched_getaffinity(0)))
     torch.set_num_threads(threads)
     source = torch.Generator().manual_seed(1)

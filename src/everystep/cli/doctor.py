@@ -19,6 +19,7 @@ from everystep.lane.host import may_lower_oom_score_adj, read_facts
 from everystep.lane.limits import ADDRESS_SPACE, FILE_SIZE, LOCKED
 from everystep.lane.process_watch import ProcessWatch
 from everystep.lane.runtime import runtime_dir
+from everystep.native import missing
 
 _PROBE_BYTES = 1 << 20
 _MEMLOCK_USEFUL_BYTES = 1 << 30
@@ -45,7 +46,7 @@ def examine() -> dict[str, Any]:
     """Facts and findings; `ok` is false if a run could not work here at all."""
     facts = read_facts()
     verdict = survival(facts)
-    found = [*_needed(), *_helpful(), *_oom(facts, verdict), *_limits(facts)]
+    found = [*_needed(), *_helpful(), *_replay(), *_oom(facts, verdict), *_limits(facts)]
     return {
         "ok": all(level != "bad" for level, _ in found),
         "outlives_trainer": verdict.outlives,
@@ -83,6 +84,18 @@ def _helpful() -> Findings:
         )
     else:
         yield "ok", "memory can be handed from process to process (descriptor passing)"
+
+
+def _replay() -> Findings:
+    absent = missing()
+    if absent is None:
+        yield "ok", "SGD, Adam and AdamW can be replayed by compiled twins"
+    else:
+        yield (
+            "note",
+            f"{absent.why}: torch replays every step, more slowly, and bit for bit only on a CPU "
+            f"({absent.remedy})",
+        )
 
 
 def _oom(facts: Facts, verdict: Survival) -> Findings:

@@ -1,11 +1,14 @@
-"""The compiled twins: a C library without Python in it, loaded through ctypes where it was built."""
+"""The compiled twins: a C library without Python in it, loaded through ctypes by every Python 3 alike."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
+import importlib.util
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,24 +26,67 @@ STEP = np.dtype(
 )
 
 
+_LIBRARY = Path(__file__).with_name("_replay.so")
+
+
+class Missing(NamedTuple):
+    """Why there is no library, and what helps."""
+
+    why: str
+    remedy: str
+    asked: bool = False  # somebody wants torch in its place
+
+
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """None where no compiler was found at installation, or EVERYSTEP_NATIVE=0 asks for torch. Else that may
-    name another library."""
+    """None where `missing` says why. EVERYSTEP_NATIVE may name another library."""
     asked = os.environ.get("EVERYSTEP_NATIVE", "")
-    if asked == "0":
+    if asked:
+        return None if asked == "0" else _declared(ctypes.CDLL(asked))
+    opened = _opened() if _LIBRARY.exists() else None
+    return _declared(opened) if isinstance(opened, ctypes.CDLL) else None
+
+
+def missing() -> Missing | None:
+    """What to tell a person where torch has to do what the library would do."""
+    if library() is not None:
         return None
-    for path in [asked] if asked else sorted(Path(__file__).parent.glob("_replay*.so")):
-        loaded = ctypes.CDLL(str(path))
-        address, count, number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
-        loaded.everystep_replay.argtypes = [number, address, count, address, count, number]
-        loaded.everystep_mkl_roots.argtypes = [address, count]
-        loaded.everystep_copy.argtypes = [address, count, number]
-        loaded.everystep_digests.argtypes = [address, count, count, address, number]
-        loaded.everystep_find.argtypes = [address, *[count] * 3, *[address] * 2, number]
-        loaded.everystep_gather.argtypes = [address, *[count] * 2, *[address] * 4, number]
-        return loaded
-    return None
+    if os.environ.get("EVERYSTEP_NATIVE") == "0":
+        return Missing("EVERYSTEP_NATIVE=0 leaves the twins out", "unset it", asked=True)
+    if not _LIBRARY.exists():
+        return Missing(
+            "the twins were not compiled",
+            "install gcc or clang, then: python -m everystep.native.build",
+        )
+    return Missing(
+        f"the compiled twins cannot be loaded ({_opened()})",
+        "install libgomp.so.1 (Debian and Ubuntu: libgomp1), or torch from PyPI, which brings it along",
+    )
+
+
+def _opened() -> ctypes.CDLL | OSError:
+    """OpenMP's runtime comes with gcc. A machine without it has the one in torch's wheel: once that is in
+    memory, the loader takes it by its name. torch itself need not be imported."""
+    try:
+        return ctypes.CDLL(str(_LIBRARY))
+    except OSError as error:
+        torch = importlib.util.find_spec("torch")
+        for folder in torch.submodule_search_locations or () if torch else ():
+            with contextlib.suppress(OSError):
+                ctypes.CDLL(str(Path(folder) / "lib" / "libgomp.so.1"))
+                return ctypes.CDLL(str(_LIBRARY))
+        return error
+
+
+def _declared(loaded: ctypes.CDLL) -> ctypes.CDLL:
+    address, count, number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+    loaded.everystep_replay.argtypes = [number, address, count, address, count, number]
+    loaded.everystep_mkl_roots.argtypes = [address, count]
+    loaded.everystep_copy.argtypes = [address, count, number]
+    loaded.everystep_digests.argtypes = [address, count, count, address, number]
+    loaded.everystep_find.argtypes = [address, *[count] * 3, *[address] * 2, number]
+    loaded.everystep_gather.argtypes = [address, *[count] * 2, *[address] * 4, number]
+    return loaded
 
 
 def replay(twin: int, targets: np.ndarray, steps: np.ndarray, threads: int) -> None:

@@ -1,4 +1,5 @@
-"""Compiles the twins beside this file: `python -m everystep.native.build`. Installing does the same.
+"""Compiles the twins beside this file: `python -m everystep.native.build`. Installing does the same:
+setup.py runs this file by itself, so it imports nothing of the package.
 
 `--sanitize TARGET` compiles them for a test instead: every read and write out of bounds, and all that C does
 not define, ends the process with a report."""
@@ -6,6 +7,7 @@ not define, ends the process with a report."""
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -25,13 +27,17 @@ SANITIZE = (
 
 
 def build(target: Path = HERE / "_replay.so", more: Sequence[str] = ()) -> Path:
-    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
-    if compiler is None:
+    compiler = shlex.split(os.environ.get("CC", "")) or _compilers()[:1]
+    if not compiler:
         raise FileNotFoundError("build the twins: neither gcc nor clang was found")
     sources = map(str, sorted(HERE.glob("*.c")))
-    command = [compiler, *FLAGS, *ROUNDING, *more, "-o", str(target), *sources, "-lm"]
+    command = [*compiler, *FLAGS, *ROUNDING, *more, "-o", str(target), *sources, "-lm"]
     subprocess.run(command, check=True)
     return target
+
+
+def _compilers() -> list[str]:
+    return [found for name in ("gcc", "clang") if (found := shutil.which(name))]
 
 
 if __name__ == "__main__":

@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from everystep.native import library
+from everystep.native import Missing, missing
 from everystep.replay.optimizers import on_cpu
 from everystep.replay.selfcheck import Probe, device_powers, differences, drift, in_one_thread
 from everystep.replay.tensors import dtype_name
 from everystep.replay.twins import is_ordinary, rule_of
+from everystep.tell import tell
 
 _BOUND_STEPS = 20
 _SETTINGS = ("lr", "weight_decay", "eps", "momentum", "dampening")
@@ -65,10 +66,11 @@ def _encoded_powers(betas: frozenset[float], device: torch.device) -> dict[float
 def _unfit(optimizer: torch.optim.Optimizer, path: str) -> str:
     groups = optimizer.param_groups
     parameters = [p for group in groups for p in group["params"]]
-    if library() is None:
-        return "the twins were not compiled"
     if rule_of(path) is None:
         return f"there is no twin of {path}"
+    if (absent := missing()) is not None:
+        _tell(absent)
+        return absent.why
     if len({p.device for p in parameters}) != 1 or parameters[0].device.type not in ("cpu", "cuda"):
         return "parameters of several devices, or of one that was never looked at"
     if not all(p.is_floating_point() for p in parameters):
@@ -77,6 +79,16 @@ def _unfit(optimizer: torch.optim.Optimizer, path: str) -> str:
         return "capturable, differentiable or with tensors for betas"
     reason = _unfit_on_cpu(groups) if parameters[0].device.type == "cpu" else ""
     return reason or _unfit_tensors(groups)
+
+
+@cache
+def _tell(absent: Missing) -> None:
+    """Once in a process: nobody would find out why the shadow is slow, or a GPU's run not exact."""
+    if not absent.asked:
+        tell(
+            f"{absent.why}, so torch replays every step: more slowly, and bit for bit only on a CPU. "
+            f"To change that: {absent.remedy}"
+        )
 
 
 def _unfit_on_cpu(groups: list[dict[str, Any]]) -> str:

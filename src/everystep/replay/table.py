@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from everystep.errors import UsageError
-from everystep.native import library
+from everystep.native import missing
 from everystep.replay.selfcheck import Probe, differences
 
 _KINDS: tuple[tuple[str, Any, dict[str, Any]], ...] = (
@@ -33,10 +33,9 @@ _HOW: dict[str, dict[str, Any]] = {
 
 
 def check_all(elements: int, steps: int) -> dict[str, Any]:
-    if library() is None:
+    if (absent := missing()) is not None:
         raise UsageError(
-            "selfcheck: the twins were not compiled, so torch redoes every step",
-            hint="install gcc or clang, then: python -m everystep.native.build",
+            f"selfcheck: {absent.why}, so torch replays every step", hint=absent.remedy
         )
     probe = Probe(sizes=(1, 3, 1023, elements, elements + 1), steps=steps, per_pass=8, threads=4)
     return {"torch": str(torch.__version__), "rows": list(_rows(probe))}

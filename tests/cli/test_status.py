@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from cli.terminal import on_terminal
 from typer.testing import CliRunner
 
 import everystep
@@ -177,6 +178,54 @@ def test_what_a_person_needs_fits_a_dozen_lines(documents: dict[str, Any]) -> No
     assert labels == ["run", "shadow", "store", "bucket", "health", "rates", "disk", "pids"]
     assert lines[0].startswith("process dies → step 3; host dies → step 3")
     assert f"trainer {status['trainer_pid']}, shadow {status['pid']}" in lines[-1]
+
+
+TROUBLED = """
+import json, sys
+from everystep.cli import status
+from everystep.cli.app import app
+from everystep.lane.control import Answer
+card = type("Card", (), {"control": "ipc:///nowhere", "pid": 1, "run": ""})
+told = json.loads(sys.argv.pop())
+status.shadow_of = lambda run, folder: card
+status.ask = lambda *a, **k: Answer(status=told)
+app()
+"""
+
+
+def rows_on(columns: int, run: Path, told: dict[str, Any], *more: str) -> list[str]:
+    """What a person has before their eyes: a line that is too long for the terminal takes several rows."""
+    words = ("status", run, *more, json.dumps(told))
+    with on_terminal(*words, columns=columns, program=("-c", TROUBLED)) as terminal:
+        terminal.finish()
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", terminal.shown).replace("\r", "").splitlines()
+    return [line[i : i + columns] for line in lines for i in range(0, max(len(line), 1), columns)]
+
+
+@pytest.mark.parametrize("warns", [False, True])
+def test_a_run_in_trouble_fits_a_terminal(
+    documents: dict[str, Any], tmp_path: Path, warns: bool
+) -> None:
+    run = f"/data/runs/{'run-' * 14}"
+    problem = "; ".join(f"write {run}/file-{i}: no space left" for i in range(20))[:600]
+    ahead = "the disk is full in 20.5 hours: the rules let 340.2 GB stay, there is room for 2 GB; "
+    told = documents["shadow"] | {
+        "run": run,
+        "health": "degraded",
+        "problem": problem,
+        "shadow_step": 1234567,
+        "durable_step": 1230000,
+        "durable_age_seconds": 4000.0,
+        "durable_bytes_per_day": 3e12,
+        "bucket": {"url": f"s3://bucket/{'prefix/' * 8}", "step": 1200000, "behind_bytes": 2**31},
+        "disk_forecast": documents["shadow"]["disk_forecast"] | {"warning": 2 * ahead * warns},
+    }
+    rows = rows_on(80, tmp_path, told)
+    assert len(rows) <= LINES_MAX, "\n".join(rows)
+    shown = "".join(rows)
+    assert problem[:120] in shown and problem not in shown and "… (--verbose)" in shown
+    assert run in shown, "names are never cut"
+    assert problem in "".join(rows_on(1000, tmp_path, told, "--verbose"))
 
 
 def test_a_document_of_another_version_still_shows(

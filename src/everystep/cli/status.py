@@ -25,6 +25,9 @@ from everystep.store.files import modified_at
 from everystep.store.log_reader import LogReader
 from everystep.store.runs import Lineage, identify, read_lineage
 
+# whatever the trouble, it is to fit a terminal of 80 columns: two rows for a problem, one for the disk
+_PROBLEM_LETTERS, _DISK_LETTERS = 125, 58
+
 
 def status(
     run: RunName,
@@ -38,7 +41,7 @@ def status(
 
     def render() -> Iterator[Any]:
         yield output.text((document["summary"], "bold"))
-        yield output.pairs(_essence(found))
+        yield from (output.text((f"{name:<8}", "dim"), words) for name, words in _essence(found))
         if verbose:
             yield output.pairs((name, _cell(value)) for name, value in document.items())
 
@@ -112,14 +115,17 @@ def _essence(found: Status) -> Iterator[tuple[str, str]]:
     yield "run", found.run or ""
     yield from _tiers(found)
     health = found.health or "unknown"
-    yield "health", f"{health}: {found.problem}" if found.problem else health
+    yield "health", f"{health}: {_begin(found.problem)}" if found.problem else health
     if found.pid is not None:
         yield "rates", ", ".join(_rates(found)) or "nothing was measured yet"
     ahead = found.disk_forecast
     if ahead is not None:
         full = ahead.days_until_full
         until = "" if full is None else f", full in {full:.0f} days"
-        yield "disk", ahead.warning or f"{output.size(ahead.free_bytes)} free{until}"
+        yield (
+            "disk",
+            _begin(ahead.warning, _DISK_LETTERS) or f"{output.size(ahead.free_bytes)} free{until}",
+        )
     yield "pids", f"trainer {found.trainer_pid or 'none'}, shadow {found.pid or 'none'}"
 
 
@@ -141,6 +147,10 @@ def _tiers(found: Status) -> Iterator[tuple[str, str]]:
         behind = found.bucket.behind_bytes
         unsent = f", {output.size(behind)} to be sent" if behind else ""
         yield "bucket", f"{_place(found.bucket.step, newest)}{unsent}, {found.bucket.url}"
+
+
+def _begin(words: str, letters: int = _PROBLEM_LETTERS) -> str:
+    return words if len(words) <= letters else f"{words[:letters].rstrip()}… (--verbose)"
 
 
 def _place(step: int | None, newest: int | None) -> str:

@@ -62,7 +62,8 @@ def attach(
     """Make every step of this training a checkpoint, and resume from the newest one there is.
 
     Weights, optimizer and user state are restored when this returns. Random states are restored at the
-    first turn of `run.steps` (or in `run.resume`), because making an iterator draws from them.
+    first turn of `run.steps` (or in `run.resume`), because making an iterator draws from them. A batch that
+    was fetched ahead is not fetched again unless whatever holds it is in `state`.
 
     run         directory of the run, or the URL of a bucket
     state       what else to restore, by name: objects with state_dict and load_state_dict, plain dicts

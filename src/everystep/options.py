@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import msgspec
 
 from everystep.errors import OptionsError
-from everystep.text import is_text, redacted
+from everystep.text import is_text, redacted, switch
 
 AUTO = "auto"
 _UNITS_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -93,7 +93,6 @@ class Options:
 
 
 _KINDS: dict[str, Any] = get_type_hints(Options)
-_SWITCHES = {"yes": True, "on": True, "no": False, "off": False}  # beside true, false, 1 and 0
 _WORDS = {bool: "True or False", int: "a whole number", float: "a number", str: "text"}
 _SIZES = ("store_quota", "disk_bytes_per_second", "disk_bytes_per_day")
 _DURATIONS = ("every", "durable_every", "idle_exit", "mtbf")  # wherever they are text
@@ -123,7 +122,8 @@ def _from_environment(name: str, variable: str, text: str) -> Any:
     kind = _KINDS[name]
     value: Any = text.strip()
     if kind is bool:
-        value = _SWITCHES.get(value.lower(), value)
+        known = switch(value)
+        value = value if known is None else known
     elif get_origin(kind) is tuple:
         value = [part.strip() for part in value.split(",")]
     # msgspec leaves text alone where text is allowed: a number is tried first

@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 
-from everystep.text import printable
+from everystep.text import printable, switch
 
 log = logging.getLogger("everystep")
 
@@ -18,7 +18,7 @@ def tell(line: str) -> None:
     """
     line = printable(line)
     shown = log.handlers or (log.hasHandlers() and log.isEnabledFor(logging.INFO))
-    if shown or os.environ.get("EVERYSTEP_QUIET", "") not in ("", "0"):
+    if shown or switch(os.environ.get("EVERYSTEP_QUIET", "")):
         log.info("%s", line)
     elif sys.stderr is not None:  # None under pythonw and some services
         print(f"everystep: {line}", file=sys.stderr, flush=True)

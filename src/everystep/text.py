@@ -7,6 +7,15 @@ import re
 _HOST_END, _BEHIND_PATH = re.compile("[/?#]"), re.compile("[?#]")
 
 
+_SWITCHES = dict.fromkeys(("1", "true", "yes", "on"), True)
+_SWITCHES |= dict.fromkeys(("0", "false", "no", "off"), False)
+
+
+def switch(words: str) -> bool | None:
+    """What a variable says that turns something on or off; None: that is not understood."""
+    return _SWITCHES.get(words.strip().lower())
+
+
 def is_text(value: str) -> bool:
     """Python's strings may hold halves of characters: bytes of a path that is no UTF-8, or mistakes."""
     try:

@@ -4,6 +4,7 @@ error, a log line or a status, neither in the trainer nor by its shadow."""
 from __future__ import annotations
 
 import logging
+import socket
 import time
 import traceback
 from pathlib import Path
@@ -11,13 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 from bucket.hosts import Host
-from bucket.server import free_port
+from bucket.server import free_port, point_at
 from torch import nn, optim
 from typer.testing import CliRunner
 
 import everystep
 from everystep.cli.app import app
-from everystep.errors import EverystepError, UsageError
+from everystep.errors import EverystepError, StoreError, UsageError
 from everystep.lane.runtime import runtime_dir
 from everystep.store.bucket import Bucket
 from everystep.store.tiers import local_dir
@@ -144,6 +145,7 @@ def test_a_trainer_and_its_shadow_do_not_show_them(
                 clean(repr(shown))
             for file in ("cmdline", "environ", "comm"):
                 clean((process / file).read_text(errors="replace"), file)
+            assert "everystep.shadow" in (process / "cmdline").read_text(), "it does not hide"
             assert status["bucket"]["url"] == f"file://{tmp_path}/bucket"
             (tmp_path / "bucket").rename(tmp_path / "gone")
             (tmp_path / "bucket").write_bytes(b"no folder")
@@ -156,9 +158,27 @@ def test_a_trainer_and_its_shadow_do_not_show_them(
             (tmp_path / "bucket").unlink()
             (tmp_path / "gone").rename(tmp_path / "bucket")
     clean(caplog.text)
+    assert str(run.path) in caplog.text
     clean((runtime_dir(str(run.path)) / "shadow.log").read_text())
     clean("".join(capfd.readouterr()))
     clean("".join(map(str, tmp_path.rglob("*"))))
+
+
+def test_plain_http_is_for_who_asked_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever listens on the way would read weights, and could send others."""
+    for name in ("AWS_ALLOW_HTTP", "ALLOW_HTTP"):
+        monkeypatch.delenv(name, raising=False)
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        for name, value in point_at(server.getsockname()[1]).items():
+            if name != "AWS_ALLOW_HTTP":
+                monkeypatch.setenv(name, value)
+        with pytest.raises(StoreError, match="HTTP error"):
+            Bucket("s3://bucket/prefix").read("commits")
+        server.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            server.accept()
 
 
 def test_a_url_that_is_none() -> None:

@@ -206,11 +206,11 @@ def rows_on(columns: int, run: Path, told: dict[str, Any], *more: str) -> list[s
 def test_a_run_in_trouble_fits_a_terminal(
     documents: dict[str, Any], tmp_path: Path, warns: bool
 ) -> None:
-    problem = "; ".join(f"write {tmp_path}/file-{i}: no space left" for i in range(20))[:600]
+    run = f"/data/runs/{'run-' * 14}"
+    problem = "; ".join(f"write {run}/file-{i}: no space left" for i in range(20))[:600]
     ahead = "the disk is full in 20.5 hours: the rules let 340.2 GB stay, there is room for 2 GB; "
-    run = tmp_path / ("run-" * 10)
     told = documents["shadow"] | {
-        "run": str(run),
+        "run": run,
         "health": "degraded",
         "problem": problem,
         "shadow_step": 1234567,
@@ -218,14 +218,14 @@ def test_a_run_in_trouble_fits_a_terminal(
         "durable_age_seconds": 4000.0,
         "durable_bytes_per_day": 3e12,
         "bucket": {"url": f"s3://bucket/{'prefix/' * 8}", "step": 1200000, "behind_bytes": 2**31},
-        "disk_forecast": {"free_bytes": 1 << 40, "warning": 2 * ahead if warns else ""},
+        "disk_forecast": documents["shadow"]["disk_forecast"] | {"warning": 2 * ahead * warns},
     }
-    rows = rows_on(80, run, told)
+    rows = rows_on(80, tmp_path, told)
     assert len(rows) <= LINES_MAX, "\n".join(rows)
     shown = "".join(rows)
-    assert problem[:150] in shown and problem not in shown and "… (--verbose)" in shown
-    assert str(run) in shown, "names are never cut"
-    assert problem in "".join(rows_on(1000, run, told, "--verbose"))
+    assert problem[:120] in shown and problem not in shown and "… (--verbose)" in shown
+    assert run in shown, "names are never cut"
+    assert problem in "".join(rows_on(1000, tmp_path, told, "--verbose"))
 
 
 def test_a_document_of_another_version_still_shows(

@@ -8,6 +8,7 @@ import logging
 import os
 import shutil
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,7 +27,7 @@ from everystep.lane.runtime import ShadowCard, read_card, runtime_dir, write_car
 from everystep.recover import find
 from everystep.recover.meet import shadow_of
 from everystep.standing import Standing
-from everystep.store.runs import Known, claim_epoch, create_run
+from everystep.store.runs import Known, claim_epoch, create_run, write_manifest
 
 from .jobs import Job, read_journal
 from .nursery import Nursery
@@ -159,6 +160,25 @@ def test_a_shadow_that_has_claimed_nothing_yet_is_found_after_a_move(
     write_card(runtime_dir(str(run)), card)
     run.rename(moved)
     assert (shadow_of(moved, runtime_dir(str(moved))) == card) is found
+
+
+@pytest.mark.parametrize("host", [socket.gethostname(), "elsewhere"])
+def test_a_run_that_was_written_elsewhere_has_no_shadow_here(host: str, tmp_path: Path) -> None:
+    """A shadow here speaks for a run of this id, too; but the newest epoch is another host's."""
+    run, moved = tmp_path / "run", tmp_path / "moved"
+    manifest = claim_epoch(run, None, known=Known(0, ("old",)))
+    write_manifest(run, msgspec.structs.replace(manifest, host=host))
+    card = ShadowCard(
+        os.getpid(),
+        process_start(os.getpid()),
+        run=str(run),
+        run_id=manifest.run_id,
+        attaches=("old",),
+    )
+    write_card(runtime_dir(str(run)), card)
+    run.rename(moved)
+    found = shadow_of(moved, runtime_dir(str(moved)))
+    assert found == (None if host == "elsewhere" else card)
 
 
 def test_a_shadow_is_told_whose_state_it_is_handed(tmp_path: Path) -> None:

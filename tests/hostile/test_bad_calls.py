@@ -284,6 +284,20 @@ def test_ranks_without_a_process_group(
     everystep.attach(net, adam(net), run=tmp_path / "run").close()
 
 
+def test_a_job_of_many_ranks_is_refused(
+    runtime: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything is said to anybody through its rendezvous store."""
+    net = model()
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    with (
+        leaves_nothing(runtime, tmp_path / "run", net),
+        pytest.raises(UsageError, match="2 ranks"),
+    ):
+        everystep.attach(net, adam(net), run=tmp_path / "run")
+
+
 def test_nan_gradients_are_kept_bit_for_bit(runtime: Path, tmp_path: Path) -> None:
     net = nn.Linear(4, 4, bias=False)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.5, momentum=0.9)

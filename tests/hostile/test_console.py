@@ -119,12 +119,24 @@ def test_told_where_it_is_seen(
     with caplog.at_level(logging.INFO):
         tell("two")
     assert not capfd.readouterr().err and caplog.messages == ["two"]
-    monkeypatch.setenv("EVERYSTEP_QUIET", "1")
-    tell("three")
-    assert not capfd.readouterr().err
-    monkeypatch.setenv("EVERYSTEP_QUIET", "0")
     own = logging.NullHandler()
     logging.getLogger("everystep").addHandler(own)
-    tell("four")
+    tell("three")
     logging.getLogger("everystep").removeHandler(own)
     assert not capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("said", "quiet"),
+    [
+        *((words, True) for words in ("1", "true", "True", "YES", " on ")),
+        *((words, False) for words in ("", "0", "false", "False", "no", "No", "off", "maybe")),
+    ],
+)
+def test_quiet_is_a_switch_as_others_are(
+    said: str, quiet: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What is not understood silences nothing."""
+    monkeypatch.setenv("EVERYSTEP_QUIET", said)
+    tell("one")
+    assert capfd.readouterr().err == ("" if quiet else "everystep: one\n")

@@ -152,12 +152,41 @@ def test_source_files_named_in_documents_exist() -> None:
     assert not missing, missing
 
 
+NAMED_TEST = re.compile(r"`(tests/[\w/]+\.py)(?:::(\w+))?`")
+
+
 @pytest.mark.parametrize("document", ["docs/GUARANTEES.md", "docs/PAPERS.md", "SECURITY.md"])
 def test_tests_that_attack_a_promise_exist(document: str) -> None:
-    text = (ROOT / document).read_text()
-    named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", text)
+    named = NAMED_TEST.findall((ROOT / document).read_text())
     assert named
     for path, function in named:
         assert (ROOT / path).is_file(), path
         if function:
-            assert f"def {function}(" in (ROOT / path).read_text(), f"{path}::{function}"
+            found = re.search(rf"^def {function}\(", (ROOT / path).read_text(), re.MULTILINE)
+            assert found, f"{path}::{function}"
+
+
+def promises(text: str) -> list[str]:
+    """Rows of tables without their heads, and points of lists with the lines that go on with them."""
+    kept, rows = [], re.split(r"\n(?=\||- |\n|#)", text)
+    for row, following in zip(rows, [*rows[1:], ""], strict=True):
+        rule, head = row.strip().startswith("|---"), following.strip().startswith("|---")
+        if row.strip().startswith(("|", "- ")) and not rule and not head:
+            kept.append(row.strip())
+    return kept
+
+
+def test_every_line_about_security_names_its_test() -> None:
+    """File and function: a file alone may attack something else."""
+    lines = promises((ROOT / "SECURITY.md").read_text())
+    assert len(lines) > 20
+    bare = [line for line in lines if not any(function for _, function in NAMED_TEST.findall(line))]
+    assert not bare, "\n".join(bare)
+
+
+def test_every_guarantee_names_a_file_of_tests() -> None:
+    table = (ROOT / "docs" / "GUARANTEES.md").read_text().partition("\n## ")[0]
+    lines = promises(table)
+    assert len(lines) > 40
+    bare = [line for line in lines if not NAMED_TEST.search(line.split("|")[-2])]
+    assert not bare, "\n".join(bare)

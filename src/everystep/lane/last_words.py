@@ -29,7 +29,7 @@ def last_words(card: ShadowCard, reason: str) -> int | None:
     held = _held_step(card)
     home = Path(card.control.removeprefix("ipc://")).parent
     listed = _listed(card, home)
-    seconds = _LEAVE_SECONDS + shared_bytes(card.pid) / _SLOW_BYTES_PER_SECOND
+    seconds = allowance_seconds(shared_bytes(card.pid))
     log.warning("last_words shadow=%d step=%s reason=%s", card.pid, held, reason)
     if is_alive(card):
         with contextlib.suppress(ProcessLookupError):
@@ -46,6 +46,11 @@ def last_words(card: ShadowCard, reason: str) -> int | None:
             )
         time.sleep(0.01)
     return held
+
+
+def allowance_seconds(held_bytes: int) -> float:
+    """How long a shadow that holds so much may take to write it and leave."""
+    return _LEAVE_SECONDS + held_bytes / _SLOW_BYTES_PER_SECOND
 
 
 def _listed(card: ShadowCard, home: Path) -> bool:

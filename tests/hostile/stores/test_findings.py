@@ -27,6 +27,7 @@ from everystep.recover.find import find_newest
 from everystep.store.bucket import Bucket
 from everystep.store.epoch import EpochWriter
 from everystep.store.meter import Throttle
+from everystep.store.reader import StoredRun
 from everystep.store.ship import BaseShipper
 from everystep.store.tags import set_tag
 from everystep.store.tiers import bring
@@ -271,6 +272,16 @@ def test_names_that_are_no_numbers_are_not_ours(run: Path) -> None:
     writer = EpochWriter(run, Point(2, NEWEST), Rules(1))
     writer.commit(snapshot(NEWEST, 200))
     writer.retain()
+
+
+def test_right_checksums_do_not_tell_who_wrote(run: Path) -> None:
+    """Nothing is signed: what somebody puts into a run, and seals, is what the run says."""
+    store = Store(run)
+    session = next(d for d in store.of("session") if d.tree["step"] == NEWEST)
+    session.tree["state"].tree = {"dict": [["step", 77]]}
+    store.seal(session)
+    assert says("verify", run)[0] == 0
+    assert StoredRun(run).state() == {"step": 77}
 
 
 # ---------------------------------------------------------------------- what is shown

@@ -11,18 +11,22 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
+import ondisk
 import pytest
 
+from everystep.cli.status import run_status
 from everystep.core.census import Census
 from everystep.core.events import Edit, Rebase, Seal
 from everystep.core.retention import Rules
 from everystep.errors import EverystepError
 from everystep.format.base import Point
+from everystep.format.log import read_heads
 from everystep.recover.find import find_newest
 from everystep.shadow.logkeeper import LogKeeper
 from everystep.shadow.persist import Persister
 from everystep.shadow.report import describe_store
 
+from .damage import damage, newest_segment
 from .disk import Disk
 from .inject import Faults
 from .power import build, survivors
@@ -139,7 +143,65 @@ def test_what_is_claimed_comes_back(seed: int, tmp_path: Path) -> None:
                 build(survivors(disk.trace, len(disk.trace), chance), disk.folders, after)
                 there = step_in(after / "run")
                 assert claimed <= there, f"the power went after {told}, {faults.struck}"
+                assert claimed_of_dead(after / "run") == there, f"the power went after {told}"
                 shutil.rmtree(after)
+
+
+@pytest.mark.parametrize("seed", range(LIVES))
+def test_what_is_claimed_of_a_dead_run_comes_back(seed: int, tmp_path: Path) -> None:
+    """Whatever is gone, cut off or torn: what recovery would pass over is not claimed."""
+    chance = random.Random(f"dead {seed}")
+    life = Life(tmp_path / "run", chance, Faults(chance))
+    for _ in range(OPERATIONS):
+        life.do_something()
+        if chance.random() < 0.5:
+            continue
+        copy = tmp_path / "damaged"
+        shutil.copytree(life.run, copy)
+        told = [damage(copy, chance) for _ in range(chance.choice([0, 1, 1, 2, 3]))]
+        claimed = claimed_of_dead(copy)
+        assert claimed == step_in(copy), told
+        shutil.rmtree(copy)
+
+
+@pytest.mark.parametrize("kind", ["tail", "index", "file", "shorter"])
+def test_a_look_is_enough_to_know(kind: str, tmp_path: Path) -> None:
+    chance = random.Random(2)
+    life = Life(tmp_path / "run", chance, Faults(chance))
+    life.log.write_in_batches(1, 0)
+    steps = []
+    for _ in range(2):
+        life.base()
+        steps.append(life.step)
+        for _ in range(3):
+            life.record()
+            life.look()
+    life.log.wait(10)
+    log = newest_segment(life.run)
+    assert log is not None and claimed_of_dead(life.run) == step_in(life.run) > steps[1]
+    base = ondisk.base_dir(life.run, ondisk.epoch_numbers(life.run)[0], steps[1])
+    if kind == "tail":  # the heads of a batch were written, its bodies were not
+        data = bytearray(log.read_bytes())
+        for head in list(read_heads(memoryview(bytes(data)), ""))[-2:]:
+            data[head.start : head.start + head.size] = bytes(head.size)
+        log.write_bytes(data)
+    elif kind == "index":
+        (base / ondisk.INDEX).write_bytes(b"rot")
+    elif kind == "file":
+        (base / ondisk.SESSION).unlink()
+    elif kind == "shorter":
+        os.truncate(base / ondisk.WEIGHTS, 100)
+    assert claimed_of_dead(life.run) == step_in(life.run)
+    healthy = kind == "tail"  # an end that is torn is what a crash leaves
+    assert run_status(life.run)["health"] == ("ok" if healthy else "degraded")
+
+
+def claimed_of_dead(run: Path) -> int:
+    try:
+        step = run_status(run)["durable_step"]
+    except EverystepError:
+        return -1
+    return -1 if step is None else int(step)
 
 
 def newest_in(run: Path) -> Point | None:

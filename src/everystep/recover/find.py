@@ -35,7 +35,7 @@ from everystep.recover.meet import shadow_of
 from everystep.store import layout
 from everystep.store.bases import BaseReader, read_index
 from everystep.store.log_reader import LogReader, read_log
-from everystep.store.reach import describe_reachable, reachable
+from everystep.store.reach import describe_reachable, reachable, whole_bases
 from everystep.store.runs import Candidate, Lineage, identify, read_lineage, read_manifest
 
 log = logging.getLogger(__name__)
@@ -268,8 +268,7 @@ def _from_store(
 ) -> Found | None:
     """The newest base whose every byte is right, and what the log holds behind it; damaged ones are named and
     passed over. A step that is wanted may lie in the log."""
-    whole = [c for c in lineage.candidates if not c.weights_only]
-    wanted = [c for c in whole if step is None or c.entry.step <= step]
+    wanted = [c for c in whole_bases(lineage) if step is None or c.entry.step <= step]
     for candidate in wanted:
         try:
             index = read_index(run, candidate)
@@ -296,7 +295,7 @@ def _from_store(
 
 def _refuse_unknown_step(run: Path, lineage: Lineage, step: int, in_memory: int | None) -> None:
     """Say which steps can be had; a base of this one that is damaged is the caller's to tell."""
-    if any(c.entry.step == step and not c.weights_only for c in lineage.candidates):
+    if any(c.entry.step == step for c in whole_bases(lineage)):
         return
     bases, steps = reachable(run, lineage)
     others = describe_reachable(bases, steps, in_memory)

@@ -33,7 +33,7 @@ from everystep.format.entry import checked_entries
 from everystep.format.optimizer import decode_values
 from everystep.store import layout
 from everystep.store.commit import Turn, at_once, crash_point, write_blocks
-from everystep.store.files import make_folder, read_file, sync_folder
+from everystep.store.files import look_at, make_folder, read_file, sync_folder
 from everystep.store.interrupt import stop_if_asked
 from everystep.store.mapped import map_file, read_ahead
 from everystep.store.runs import Candidate
@@ -267,6 +267,18 @@ def open_checked(run: Path, file: StoredFile, *, threads: int = 1) -> memoryview
         for checked in [pool.submit(check_chunks, *part) for part in parts]:
             checked.result()
     return view
+
+
+def check_length(run: Path, file: StoredFile) -> None:
+    """That it is there and as long as it should be; nothing of it is read."""
+    path = layout.file_path(run, file)
+    try:
+        found = look_at(path)
+    except OSError as error:
+        raise CorruptData(f"look at {path}: {error.strerror}") from error
+    if found is None or found.st_size != file.bytes:
+        what = "it is not there" if found is None else f"{found.st_size} bytes"
+        raise CorruptData(f"look at {path}: {what}, the index says {file.bytes} bytes")
 
 
 def check_file(run: Path, file: StoredFile) -> None:

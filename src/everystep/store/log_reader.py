@@ -87,6 +87,17 @@ class LogReader:
             self.problems.append(str(error))
         self._segments = [s for s in self._segments if s.checked and s.heads]
 
+    def check_end(self) -> None:
+        """Read the last segment now: what was not synced when the power went lies there."""
+        while self._segments and not self._segments[-1].checked:
+            segment = self._segments[-1]
+            try:
+                segment.check(self._census)
+            except CorruptData as error:
+                self.problems.append(str(error))
+            if not segment.heads:
+                self._segments.pop()
+
     def bring(self) -> None:
         """Its first bodies come from the disk while the caller does something else."""
         for segment in self._segments[:1]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from everystep.errors import StoreError
 from everystep.store.bases import read_index
 from everystep.store.log_reader import LogReader
-from everystep.store.runs import Lineage
+from everystep.store.runs import Candidate, Lineage
 
 HOW_TO_HAVE_MORE = (
     "to have more next time: durable_log=1 keeps every step since the oldest of the last bases, "
@@ -18,9 +18,14 @@ HOW_TO_HAVE_MORE = (
 _SHOWN_MAX = 12
 
 
+def whole_bases(lineage: Lineage) -> list[Candidate]:
+    """Those that can be resumed from, newest first."""
+    return [c for c in lineage.candidates if not c.weights_only]
+
+
 def reachable(run: Path, lineage: Lineage) -> tuple[list[int], set[int]]:
     """Steps of whole bases, and all steps that these and the log behind them bring back, damage aside."""
-    whole = [c for c in reversed(lineage.candidates) if not c.weights_only]
+    whole = whole_bases(lineage)[::-1]
     steps: set[int] = set()
     for candidate, following in zip_longest(whole, whole[1:]):
         until = following.entry.step if following else None

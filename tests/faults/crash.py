@@ -31,7 +31,8 @@ def live(seed: int, forgets: Forgets = lambda operation, folder: False) -> Itera
         faults = Faults(random.Random(f"disk {seed}"))
         refuses = chance.random() < _REFUSES
         with Disk(folder / "disk", faults).watched() as disk:
-            work = Work(folder / "disk" / "run", folder / "bucket", chance, lambda: len(disk.trace))
+            run, bucket = folder / "disk" / "run", folder / "bucket"
+            work = Work(run, bucket, chance, lambda: len(disk.trace), lambda: faults.reads_failed)
             yield from (f"seed {seed}: {told}" for told in _operate(work, faults, chance, refuses))
         if disk.unseen:
             yield f"seed {seed}: written past the disk: {disk.unseen[0]}"

@@ -1,7 +1,7 @@
 """Every operation on files below a folder, seen and, if wanted, refused: what a disk is asked to do.
 
-Patches the functions of `os` that write. All of a run's files are written through them, and a test sees to
-it that nothing is written past them.
+Patches the functions of `os` that write, and those that read as far as no mapping does. All of a run's files
+are written through them, and a test sees to it that nothing is written past them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 NAMES = ("open", "close", "dup", "write", "pwrite", "ftruncate", "fsync", "fdatasync")
 NAMES += ("mkdir", "rmdir", "unlink", "remove", "rename", "replace", "link")
+NAMES += ("preadv", "listdir", "stat")
 
 
 @dataclass(frozen=True)
@@ -70,8 +71,8 @@ class Disk:
         if whole is None:
             return int(self._plain["open"](path, flags, mode, dir_fd=dir_fd))
         makes = bool(flags & os.O_CREAT) and not os.path.lexists(whole)
-        if makes or flags & (os.O_WRONLY | os.O_RDWR):
-            self.before("open", whole)
+        writes = makes or flags & (os.O_WRONLY | os.O_RDWR)
+        self.before("open" if writes else "open to read", whole)
         with self._lock:
             fd = int(self._plain["open"](path, flags, mode, dir_fd=dir_fd))
             node = self._enter(whole) if makes else self._known(self._key(fd), whole)
@@ -136,6 +137,23 @@ class Disk:
             self._plain[name](fd, *more)
             if node is not None:
                 self.trace.append(told(node))
+
+    # ------------------------------------------------------------------ what is only looked at
+
+    def _preadv(self, fd: int, *more: Any) -> int:
+        if fd in self._fds:
+            self.before("preadv", fd)
+        return int(self._plain["preadv"](fd, *more))
+
+    def _listdir(self, path: Any = ".") -> Any:
+        if path in self._fds:
+            self.before("listdir", path)
+        return self._plain["listdir"](path)
+
+    def _stat(self, path: Any, *, dir_fd: int | None = None, follow_symlinks: bool = True) -> Any:
+        if dir_fd in self._fds:
+            self.before("stat", self._whole(path, dir_fd))
+        return self._plain["stat"](path, dir_fd=dir_fd, follow_symlinks=follow_symlinks)
 
     # ------------------------------------------------------------------ names
 

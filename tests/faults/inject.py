@@ -21,6 +21,9 @@ _CALLS = (
     "unlink",
     "rmdir",
 )
+READS = ("open to read", "preadv", "listdir", "stat")
+_READ_ERRORS = (errno.EIO, errno.EIO, errno.ESTALE, errno.EACCES, errno.ENOMEM)
+_READS_AT_MOST = 1000  # in one operation, about
 _SLOW_SECONDS = 0.005
 
 
@@ -37,6 +40,12 @@ class Faults:
 
     def arm(self) -> None:
         chance = self._chance
+        if chance.random() < 0.3:
+            self._left = int(_READS_AT_MOST ** chance.random())
+            self._lasts = chance.choice([1, 1, 3, 10**6])
+            self._calls = READS if chance.random() < 0.5 else (chance.choice(READS),)
+            self._error = chance.choice(_READ_ERRORS)
+            return
         self._left = chance.randrange(60)
         self._lasts = chance.choice([1, 1, 1, 3, 10, 10**6])
         self._calls = _CALLS if chance.random() < 0.5 else (chance.choice(_CALLS),)
@@ -45,6 +54,10 @@ class Faults:
     def rest(self) -> None:
         """The disk is well."""
         self._calls = ()
+
+    @property
+    def reads_failed(self) -> bool:
+        return any(told.endswith(READS) for told in self.struck)
 
     def __call__(self, name: str, what: Any) -> int | None:
         if name not in self._calls:

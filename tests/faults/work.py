@@ -4,7 +4,6 @@ rewinds, prunes, a bucket, new writers. Each step's bytes follow from its number
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import random
 import shutil
@@ -60,6 +59,7 @@ class Work:
     bucket: Path
     chance: random.Random
     instant: Callable[[], int]
+    reads_failed: Callable[[], bool] = lambda: False  # since the operation began
     step: int = 0
     branch: int = 0  # a number for each line of history: what was rewound over is another's
     # of every step of the present line: the branch that it was made in
@@ -114,6 +114,8 @@ class Work:
             self.bring()
         found = newest(self)
         point = found.point if found else None
+        if self.reads_failed():  # what cannot be read is passed over, as what has rotted
+            self._claim(step=min(point.step if point else -1, self.claims[-1][1].step))
         self.made_in, self.step = {}, 0
         if found is not None:
             step, branch = (int(word) for word in bytes(found.session.rng).split()[1:])
@@ -267,8 +269,11 @@ def record(step: int, made_in: dict[int, int]) -> LoggedRecord:
 
 
 def newest(work: Work) -> Found | None:
-    with contextlib.suppress(EverystepError):
+    try:
         return find_newest(work.run, None)[0]
+    except EverystepError:
+        if work.claims[-1][1].step >= 0:  # whoever attaches is told, and decides
+            raise
     return None
 
 

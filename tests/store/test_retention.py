@@ -3,7 +3,9 @@ exactly what the rules keep, every byte of it can be read, and nothing else lies
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import itertools
 import shutil
 import tempfile
 from pathlib import Path
@@ -21,8 +23,10 @@ from everystep.core.retention import Rules
 from everystep.errors import CorruptData, NothingToRecover, StepUnavailable, UsageError
 from everystep.format.base import Manifest, Point, SessionValues, after_seal
 from everystep.recover.find import find_newest
+from everystep.store import bases
 from everystep.store.bases import BaseReader, Snapshot, SnapshotTensor, read_index
 from everystep.store.epoch import EpochWriter
+from everystep.store.files import RunPath
 from everystep.store.retention import plan_retention, unreferenced
 from everystep.store.runs import Candidate, read_lineage, read_manifest
 from everystep.store.tags import read_tags, remove_tag, set_tag
@@ -293,3 +297,28 @@ def test_documents_from_before_there_were_rules_are_read() -> None:
     )
     assert manifest.bases[0].metric is None and not manifest.slimmed and manifest.rules == Rules()
     assert msgspec.convert({"atoms": [], "optimizers": [], "exactness": "exact"}, Census)
+
+
+def test_an_index_that_cannot_be_read_now_is_not_one_that_refers_to_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk fails once while retention looks what is still needed: the next turn goes on."""
+    run, plain = tmp_path / "run", bases.read_file
+    writer = EpochWriter(run, None, Rules(1))
+    writer.commit(snapshot(1))
+    writer.commit(snapshot(2))  # its first atom lies in the base of step 1
+    refused = itertools.count()
+
+    def broken(path: RunPath) -> bytes:
+        if next(refused):  # the base was read back before
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return plain(path)
+
+    monkeypatch.setattr(bases, "read_file", broken)
+    with pytest.raises((OSError, CorruptData), match="Input/output"):
+        writer.retain()
+    assert next(refused) == 2
+    monkeypatch.undo()
+    assert verify_run(run).problems == []
+    writer.retain()
+    assert verify_run(run).valid == [2]

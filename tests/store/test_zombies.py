@@ -4,6 +4,7 @@ retention. Nothing of the successor goes, and nothing that counted when it claim
 from __future__ import annotations
 
 import copy
+import errno
 import itertools
 import os
 import shutil
@@ -305,6 +306,28 @@ def test_of_two_claims_at_once_one_is_told(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(Fenced):
         EpochWriter(run, None, RULES, known=Known(0, ("a",)))
     assert newest_point(run) == Point(2, 7)
+    assert ondisk.epoch_numbers(run) == [2], "a claim that comes too late leaves nothing"
+
+
+def test_a_claim_that_the_disk_refuses_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is tried again every minute: a disk that is full for days would fill with epochs."""
+    run = tmp_path / "run"
+    EpochWriter(run, None, RULES).commit(snapshot(1))
+
+    def full(folder: Path, manifest: Manifest) -> None:
+        temporary = ondisk.epoch_dir(folder, manifest.epoch) / f"{ondisk.TEMPORARY_PREFIX}manifest"
+        temporary.write_bytes(b"half of it")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patches:
+        patches.setattr(runs, "write_manifest", full)
+        for _ in range(3):
+            with pytest.raises(OSError, match="No space"):
+                EpochWriter(run, Point(1, 1), RULES)
+            assert ondisk.epoch_numbers(run) == [1]
+    assert EpochWriter(run, Point(1, 1), RULES).manifest.epoch == 2
 
 
 def test_a_log_whose_file_was_removed_is_told_and_goes_on_in_another(tmp_path: Path) -> None:

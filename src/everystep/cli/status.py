@@ -15,14 +15,13 @@ from everystep.cli import output
 from everystep.cli.runs import RunName, bucket_of, documents_of
 from everystep.core.cadence import age_seconds
 from everystep.core.status import Status, build_status, read_status, span
-from everystep.errors import EverystepError, NotARun, StoreError
+from everystep.errors import EverystepError, NotARun
 from everystep.lane.control import AskStatus, ask
 from everystep.lane.runtime import runtime_dir
+from everystep.recover.claim import claim_of
 from everystep.recover.meet import shadow_of
 from everystep.store import layout
-from everystep.store.bases import read_index
 from everystep.store.files import modified_at
-from everystep.store.log_reader import LogReader
 from everystep.store.runs import Lineage, identify, read_lineage
 
 # whatever the trouble, it is to fit a terminal of 80 columns: two rows for a problem, one for the disk
@@ -53,7 +52,7 @@ def run_status(run: Path, bucket: str | None = None) -> dict[str, Any]:
     """The document behind `everystep status`; the same as `run.status()` without the trainer's part."""
     card = shadow_of(run, runtime_dir(str(run)))
     if card is None:
-        found = _from_store(run)
+        found = _from_store(run, documents_only=bucket is not None)
         if bucket is None:
             return build_status(str(run), found)
         there = {"url": bucket, "step": found["durable_step"]}  # these are its documents
@@ -69,32 +68,27 @@ def run_status(run: Path, bucket: str | None = None) -> dict[str, Any]:
         return build_status(str(run), _from_store(run), trouble)
 
 
-def _from_store(run: Path) -> dict[str, Any]:
+def _from_store(run: Path, *, documents_only: bool = False) -> dict[str, Any]:
     if identify(run)[0] is None:
         raise NotARun(f"status of {run}: there is no run", hint="check the path")
     lineage = read_lineage(run)
     newest = lineage.candidates[0] if lineage.candidates else None
     problems = list(lineage.problems)
-    exactness = None
-    step, written = (newest.entry.step, newest.entry.time) if newest else (None, 0.0)
-    try:
-        if newest is not None:
-            census = read_index(run, newest).census
-            exactness = census.exactness
-            logged = LogReader(run, lineage, newest.point, census).end
-            if logged != newest.point:
-                step, written = logged.step, _log_time(run, lineage) or written
-    except StoreError as error:
-        problems.append(str(error))
+    step, written = None, 0.0
+    claim = claim_of(run, lineage, problems, documents_only=documents_only)
+    if claim is not None:
+        step, written = claim.end.step, claim.base.entry.time
+        if claim.end != claim.base.point:
+            written = _log_time(run, lineage) or written
     return {
         "pid": None,
         "trainer_pid": None,
         "shadow_step": None,
         "durable_step": step,
         "durable_age_seconds": None if step is None else age_seconds(written, time.time()),
-        "based_step": newest.entry.step if newest else None,
+        "based_step": claim.base.entry.step if claim else None,
         "epoch": newest.epoch if newest else None,
-        "exactness": exactness,
+        "exactness": claim.census.exactness if claim else None,
         "health": "degraded" if problems else "ok",
         "problem": "; ".join(problems),
     }

@@ -36,7 +36,7 @@ class LogWriter:
         self._path: RunPath | None = None
         self._stream: StreamWriter | None = None
         self._chain: Chain | None = None
-        self._counts = False  # whether anything in the segment does
+        self._whole = 0  # bytes of the segment that count
 
     def append(self, records: Sequence[LoggedRecord]) -> int:
         """One sync for all of them; returns how many bytes it took. When it raises, nothing of them counts,
@@ -61,7 +61,7 @@ class LogWriter:
         finally:
             if not done:
                 self._give_up()
-        self._counts = True
+        self._whole = stream.bytes
         return stream.bytes - before
 
     @property
@@ -110,17 +110,22 @@ class LogWriter:
             )
 
     def _give_up(self) -> None:
-        """The segment ends here; if nothing in it ever counted, it goes."""
-        path, counts = self._path, self._counts
+        """The segment ends here; if nothing in it ever counted, it goes. The page cache may show a batch that
+        will never be on the disk: nobody shall go on from that."""
+        path, stream, whole = self._path, self._stream, self._whole
+        if stream is not None:
+            with suppress(OSError):
+                stream.spoil(whole)
         with suppress(OSError):
             self.close()
-        if path is not None and not counts:
-            remove_file(path)
+        if path is not None and not whole:
+            with suppress(OSError):
+                remove_file(path)
 
     def close(self) -> None:
         if self._stream is not None:
             self._stream.close()
-        self._stream, self._path, self._chain, self._counts = None, None, None, False
+        self._stream, self._path, self._chain, self._whole = None, None, None, 0
 
 
 def old_segments(run: Path, lineage: Lineage, oldest_step: int) -> list[RunPath]:

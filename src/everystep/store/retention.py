@@ -123,7 +123,10 @@ def unreferenced(run: Path, keep: list[Candidate], newest_epoch: int) -> list[Ru
         try:
             files = read_index(run, candidate).files
             needed |= {layout.file_path(run, file) for file in files}
-        except CorruptData:  # refers to nothing any more, but what is left of it may be looked at
+        except CorruptData as error:
+            if _may_come_back(error):
+                raise
+            # it refers to nothing any more, but what is left of it may be looked at
             needed |= set(layout.own_files(layout.base_dir(run, candidate.epoch, step)))
     return [
         path
@@ -132,6 +135,12 @@ def unreferenced(run: Path, keep: list[Candidate], newest_epoch: int) -> list[Ru
         for path in layout.own_files(folder)
         if path not in needed
     ]
+
+
+def _may_come_back(error: CorruptData) -> bool:
+    """The disk did not give the bytes this time: nobody knows what they refer to."""
+    why = error.__cause__
+    return isinstance(why, OSError) and not isinstance(why, FileNotFoundError)
 
 
 def remove(paths: list[RunPath], still_ours: Callable[[], None]) -> int:

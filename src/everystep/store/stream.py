@@ -89,6 +89,13 @@ class StreamWriter:
         """How many names the file has; 0: nobody will find it again."""
         return os.fstat(self._fd).st_nlink
 
+    def spoil(self, at: int) -> None:
+        """Nothing that begins at this block can be read any more. It is not cut off: somebody may have it
+        mapped."""
+        self._thread.shutdown()
+        self._write(memoryview(mmap.mmap(-1, BLOCK_BYTES)), at)
+        self.sync()
+
     def finish(self) -> None:
         """Everything is on the disk when this returns, and nothing behind it."""
         size = self.bytes

@@ -22,14 +22,14 @@ test: setup  ## everything that needs no GPU
 	$(BIN)/python -m pytest --numprocesses 4 --dist worksteal  # most of a test is waiting
 
 check: setup  ## style, types, import rules
-	$(BIN)/ruff format --check src tests setup.py
-	$(BIN)/ruff check src tests setup.py
+	$(BIN)/ruff format --check src tests examples setup.py
+	$(BIN)/ruff check src tests examples setup.py
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 fix: setup
-	$(BIN)/ruff format src tests setup.py
-	$(BIN)/ruff check --fix src tests setup.py
+	$(BIN)/ruff format src tests examples setup.py
+	$(BIN)/ruff check --fix src tests examples setup.py
 
 bench: setup  ## the figures of the README, as JSON
 	$(BIN)/everystep demo --json

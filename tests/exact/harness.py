@@ -27,7 +27,8 @@ from .compare import freeze, same
 SEED = int(os.environ.get("EVERYSTEP_SEED", "20260131"))
 _CHILD_SECONDS = 120
 _forks = multiprocessing.get_context("forkserver")
-_forks.set_forkserver_preload(["everystep.session", "torch.optim.lr_scheduler"])
+# the first optimizer of a process imports torch._dynamo, which takes a second
+_forks.set_forkserver_preload(["everystep.session", "torch.optim.lr_scheduler", "torch._dynamo"])
 torch.set_num_threads(1)  # children must compute in the same order as this process
 
 

@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from everystep.core import events
+from everystep.core import events, numbers
+from everystep.core.census import Census
 from everystep.core.dtypes import ELEMENT_TYPES
 from everystep.core.geometry import SLOT_HEADER_BYTES
 from everystep.format import entry, log, slot, values
-from everystep.format.base import CHUNK_BYTES
+from everystep.format.base import CHUNK_BYTES, session_bytes_max
 from everystep.replay.tensors import pack, unpack
+from everystep.store import layout
 
 TEXT = (Path(__file__).parents[2] / "docs" / "FORMAT.md").read_text()
 
@@ -115,6 +117,18 @@ def test_every_state_tag_is_written_and_read() -> None:
         assert type(back) is type(example)
         same = back == example
         assert bool(same.all()) if isinstance(example, np.ndarray | torch.Tensor) else same
+
+
+def test_bounds() -> None:
+    written = re.search(
+        r"Epochs go up to (\d+), steps up to (\d+), segments of an epoch up to (\d+)", TEXT
+    )
+    assert written is not None
+    expected = (numbers.EPOCH_MAX, numbers.STEP_MAX, layout._SEGMENT_MAX)
+    assert tuple(map(int, written.groups())) == expected
+    assert f"at most {numbers.DIMENSIONS_MAX} dimensions" in TEXT
+    assert f"at most {session_bytes_max(Census((), (), 'exact'))} bytes" in TEXT
+    assert f"more than {values._ALIKE_MAX} keys" in TEXT
 
 
 @pytest.mark.parametrize("flag, name", [(slot.FLAG_SEALED, "sealed"), (slot.FLAG_GAP, "gap")])

@@ -28,6 +28,7 @@ _BUCKET_SHARE = 0.25
 _TEMPLATES = ("plain", "own", "sparse")
 _LAST_STEP = 11
 _GROWTH_BLOCKS = 128 << 11  # 512 bytes each
+_MEMORY_BYTES = 400 << 20  # of a visitor, who is small before
 _GRACE_SECONDS = 20.0
 _DEPTH_MAX = 20_000
 
@@ -99,7 +100,7 @@ def _wait_for_one(running: dict[int, _Case]) -> tuple[int, int]:
         if pid in running:
             return pid, status
         for case in running.values():
-            case.end_if_stuck()
+            case.look()
         time.sleep(0.01)
 
 
@@ -130,14 +131,18 @@ class _Case:
             "attach": seed % _ATTACH_EVERY == 0,
         }
         self._began = time.monotonic()
+        self._least = self._most = 0  # bytes of memory
         self._report, write_end = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
             visit.main(order, write_end)
         os.close(write_end)
 
-    def end_if_stuck(self) -> None:
-        """Where even an alarm does not end it."""
+    def look(self) -> None:
+        """At its memory, files that are mapped aside: the kernel takes those back. And end it where even an
+        alarm does not."""
+        now = visit.memory("RssAnon", self.pid)
+        self._least, self._most = min(self._least or now, now or self._least), max(self._most, now)
         if time.monotonic() > self._began + visit.SECONDS + _GRACE_SECONDS:
             os.kill(self.pid, signal.SIGKILL)
 
@@ -152,6 +157,8 @@ class _Case:
             problems.append(f"{at[-1] if at else 'begin'}: {how}\n{said[-1500:]}")
         _end_shadows(self._home)
         problems += _changed(self._before[0], _listing(self._home))
+        if (grown := self._most - self._least) > _MEMORY_BYTES:
+            problems.append(f"memory: {grown >> 20} MiB more")
         if (grown := _blocks(self._home) - self._before[1]) > _GROWTH_BLOCKS:
             problems.append(f"disk: {grown >> 11} MiB more")
         shutil.rmtree(self._home, ignore_errors=True)

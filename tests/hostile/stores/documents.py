@@ -16,8 +16,9 @@ from typing import Any
 import msgspec
 import xxhash
 
+from everystep.format import log
 from everystep.format.base import CHUNK_BYTES
-from everystep.format.document import pack_document
+from everystep.format.document import VERSION, pack_document
 from everystep.format.log import (
     BLOCK_BYTES,
     Chain,
@@ -32,6 +33,8 @@ _FRAME = struct.Struct("<QQQ")
 _KINDS = {"manifest.json": "manifest", "index.json": "base", "everystep.json": "run"}
 _PARTS = {"weights": "safetensors", "slots": "safetensors", "session": "bin", "tail": "bin"}
 _U64 = (1 << 64) - 1
+NO_TEXT = "\ue000"  # stands for bytes that are no UTF-8, in any string
+_BYTES_OF_NO_TEXT = b"\xff\xfe\xfd"  # as many, so that lengths stay right
 
 
 class Inner:
@@ -48,7 +51,7 @@ def opened(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [opened(inner) for inner in value]
     if isinstance(value, bytes) and value:
-        with contextlib.suppress(msgspec.DecodeError, RecursionError):
+        with contextlib.suppress(msgspec.DecodeError, RecursionError, UnicodeDecodeError):
             tree = msgspec.msgpack.decode(value)
             if isinstance(tree, dict | list) and msgspec.msgpack.encode(tree) == value:
                 return Inner(opened(tree))
@@ -57,7 +60,7 @@ def opened(value: Any) -> Any:
 
 def closed(value: Any) -> Any:
     if isinstance(value, Inner):
-        return msgspec.msgpack.encode(closed(value.tree))
+        return _packed(value.tree)
     if isinstance(value, dict):
         return {key: closed(inner) for key, inner in value.items()}
     if isinstance(value, list):
@@ -65,21 +68,39 @@ def closed(value: Any) -> Any:
     return value
 
 
+def _packed(tree: Any) -> bytes:
+    return _no_text(msgspec.msgpack.encode(closed(tree)))
+
+
+def _no_text(data: bytes) -> bytes:
+    return data.replace(NO_TEXT.encode(), _BYTES_OF_NO_TEXT)
+
+
+def _sealed(kind: str, version: str, document: bytes) -> bytes:
+    """As `pack_document` seals, whatever the version and the bytes."""
+    body = _no_text(document.partition(b"\n")[2])
+    head = f"{kind} {version} {len(body)}"
+    digest = xxhash.xxh3_128_hexdigest(head.encode() + b"\n" + body)
+    return f"everystep {head} {digest}\n".encode() + body
+
+
 class Document:
     """One file of a store."""
 
     def __init__(self, path: Path, kind: str) -> None:
         self.path, self.kind = path, kind
+        self.version = str(VERSION)
+        self.written = True  # False: what lies there is larger than what is known of it
         self.tree = _READ[kind](path.read_bytes())
 
     @property
     def is_there(self) -> bool:
         """It may have become a file of another kind."""
-        return self.path.is_file() and not self.path.is_symlink()
+        return self.written and self.path.is_file() and not self.path.is_symlink()
 
     def bytes(self) -> bytes:
         if self.kind in ("run", "manifest", "base", "tag", "commit"):
-            return pack_document(self.kind, closed(self.tree))
+            return _sealed(self.kind, self.version, pack_document(self.kind, closed(self.tree)))
         return bytes(_WRITE[self.kind](self.tree))
 
 
@@ -102,8 +123,8 @@ def _write_frames(entries: Any) -> bytes:
     frames = []
     for entry in entries:
         events, payload = entry if isinstance(entry, list) and len(entry) == 2 else (entry, b"")
-        document = msgspec.msgpack.encode(closed(events))
-        payload = payload if isinstance(payload, bytes) else msgspec.msgpack.encode(closed(payload))
+        document = _packed(events)
+        payload = payload if isinstance(payload, bytes) else _packed(payload)
         checksum = xxhash.xxh3_64_intdigest(document)
         frames.append(_FRAME.pack(len(document), checksum, len(payload)) + document + payload)
     return b"".join(frames)
@@ -121,7 +142,7 @@ def _write_log(tree: dict[str, Any]) -> bytes:
     run_id = str(told.get("run_id")).encode(errors="replace")[:32].decode(errors="replace")
     numbers = (_number(told.get(name)) for name in ("epoch", "after", "census"))
     header = SegmentHeader(run_id, *numbers)
-    chain, pieces = Chain(header), [pack_segment_header(header)[:BLOCK_BYTES]]
+    chain, pieces = Chain(header), [_segment_header(header)]
     for record in tree["records"]:
         step, after, entries = (
             record if isinstance(record, list) and len(record) == 3 else (0, 0, [])
@@ -131,6 +152,14 @@ def _write_log(tree: dict[str, Any]) -> bytes:
         pieces += [chain.head(_number(step), _number(after), len(body), checksum), body]
         pieces.append(bytes(-sum(map(len, pieces)) % BLOCK_BYTES))
     return b"".join(pieces)
+
+
+def _segment_header(header: SegmentHeader) -> bytes:
+    """Its run id may be no text."""
+    fields = [*log._SEGMENT.unpack_from(pack_segment_header(header))]
+    fields[2], fields[-1] = _no_text(fields[2]), 0
+    fields[-1] = xxhash.xxh3_64_intdigest(log._SEGMENT.pack(*fields))
+    return log._SEGMENT.pack(*fields).ljust(BLOCK_BYTES, b"\0")
 
 
 def _number(value: Any) -> int:
@@ -158,7 +187,7 @@ _READ: dict[str, Any] = {
     "slots": _read_safetensors,
 }
 _WRITE: dict[str, Any] = {
-    "session": lambda tree: msgspec.msgpack.encode(closed(tree)),
+    "session": _packed,
     "tail": lambda tree: _write_frames(tree if isinstance(tree, list) else []),
     "log": _write_log,
     "weights": _write_safetensors,
@@ -184,19 +213,23 @@ class Store:
             return
         document.path.write_bytes(data)
         if document.kind in _PARTS:
-            for index in self._point_out_file(document, data):
-                self.seal(index)
+            chunks = [
+                xxhash.xxh3_64_hexdigest(data[at : at + CHUNK_BYTES])
+                for at in range(0, len(data), CHUNK_BYTES)
+            ]
+            self.point_out(document, len(data), chunks)
         elif document.kind == "base":
             for other in self._point_out_index(document, data):
                 self.seal(other)
 
-    def _point_out_file(self, document: Document, data: bytes) -> Iterator[Document]:
+    def point_out(self, document: Document, size: int, chunks: list[str]) -> None:
+        """Have every index that refers to this file say so much of it."""
+        for index in list(self._that_say(document, size, chunks)):
+            self.seal(index)
+
+    def _that_say(self, document: Document, size: int, chunks: list[str]) -> Iterator[Document]:
         folder = document.path.parent
         epoch, step = int(folder.parent.parent.name.partition("-")[0]), int(folder.name)
-        chunks = [
-            xxhash.xxh3_64_hexdigest(data[at : at + CHUNK_BYTES])
-            for at in range(0, len(data), CHUNK_BYTES)
-        ]
         for index in self.of("base"):
             for file in _dicts(index.tree, "part"):
                 if (file.get("epoch"), file.get("step"), file["part"]) == (
@@ -204,7 +237,7 @@ class Store:
                     step,
                     document.kind,
                 ):
-                    file["bytes"], file["chunks"] = len(data), chunks
+                    file["bytes"], file["chunks"] = size, chunks
                     yield index
 
     def _point_out_index(self, index: Document, data: bytes) -> Iterator[Document]:

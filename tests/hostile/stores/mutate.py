@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from hostile.stores.documents import Document, Inner, Store
+from hostile.stores.compound import change_together
+from hostile.stores.documents import NO_TEXT, Document, Inner, Store
 
 _KINDS_WEIGHTS = {
     "run": 1,
@@ -27,6 +28,7 @@ _KINDS_WEIGHTS = {
     "slots": 2,
 }
 _FILES_SHARE = 0.2  # of all changes: of files, not of what they say
+_TOGETHER_SHARE = 0.15  # of the others: several that agree with each other
 _MORE = 0.3  # that another change follows
 _LONG = 100_000
 _DEEP = 3000
@@ -39,6 +41,8 @@ def change(store: Store, chance: random.Random, outside: Path) -> list[str]:
     while not told or chance.random() < _MORE:
         if chance.random() < _FILES_SHARE:
             told.append(_change_file(store.root, chance, outside))
+        elif chance.random() < _TOGETHER_SHARE:
+            told.append(change_together(store, chance))
         else:
             told.append(_change_document(store, chance, outside))
     return told
@@ -126,6 +130,7 @@ def _hostile(chance: random.Random, old: Any, store: Store, outside: Path) -> An
 def _number(chance: random.Random, old: int) -> int:
     near = [0, 1, -1, old + 1, old - 1, -old, 2 * old, old * 1000 + 7, old ^ 1]
     far = [2**31, 2**32, 2**40, 2**53, 2**62, 2**63 - 1, 2**63, 2**64 - 1, -(2**63), 10**9]
+    far += [10**9 - 1, 10**12 - 1, 10**12, 10**18 - 1]  # the largest in names, and behind them
     return chance.choice(near if chance.random() < 0.6 else far)
 
 
@@ -145,6 +150,7 @@ def _text(chance: random.Random, old: str, outside: Path) -> str:
         "os:system",
         "os.system",
         "subprocess.Popen",
+        "hostile_bait:run",
         "__class__",
     ]
     shows = [
@@ -163,6 +169,8 @@ def _text(chance: random.Random, old: str, outside: Path) -> str:
         "/",
         "\0",
         "\ud800",
+        NO_TEXT,
+        f"{old}{NO_TEXT}",
         "²",
         "latest",
         "0",
@@ -211,6 +219,7 @@ def _list(chance: random.Random, old: list[Any]) -> list[Any]:
             old * 2,
             [old[i]] * 3000,
             [*old, None],
+            [1] * 100 + old,
             old[:i],
         ]
     )
@@ -308,6 +317,12 @@ def _beside(path: Path, chance: random.Random, outside: Path) -> None:
             "²",
             "000003",
             "999999",
+            "999999999",
+            "1000000000",
+            "999999999999",
+            "9" * 18,
+            "1" + "0" * 18,
+            "9" * 200,
             "1e3",
             "-1",
             "0",

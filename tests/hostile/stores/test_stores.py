@@ -47,8 +47,8 @@ def test_changes_are_a_function_of_the_seed(valid: Path, tmp_path: Path) -> None
         home = tmp_path / name
         (home / "outside").mkdir(parents=True)
         shutil.copytree(valid, home / "run")
-        chance, words = random.Random(7), []
-        for _ in range(5):
-            words += change(Store(home / "run"), chance, home / "outside")
+        chance, words, store = random.Random(7), [], Store(home / "run")
+        for _ in range(30):
+            words += change(store, chance, home / "outside")
         told.append([line.replace(str(home), "") for line in words])
     assert told[0] == told[1]

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import ondisk
+
+from everystep.lane.host import process_start
+from everystep.lane.runtime import ShadowCard, remove_card, runtime_dir, write_card
+from everystep.store.tags import read_tags
+from everystep.store.tiers import local_dir
 
 from .hosts import Host, objects_in
 
@@ -70,3 +76,36 @@ def test_tune_takes_a_url(tmp_path: Path, local_tiers: Path) -> None:
     assert not local_tiers.exists(), (
         "nothing was fetched, and what was written for measuring is gone"
     )
+
+
+def test_a_tag_that_no_bucket_would_keep_is_refused(tmp_path: Path, local_tiers: Path) -> None:
+    """It was set in a directory of this host alone, and said to be set."""
+    url = f"file://{tmp_path}/bucket"
+    host = Host(tmp_path / "a", url)
+    host.commit(1, 2)
+    host.ship()
+    for more in ([], ["--remove"]):
+        code, refused = command("tag", url, "1", "best", *more)
+        assert code == 2 and "nobody ships from this host" in refused["error"], refused
+        assert str(local_tiers) in json.dumps(refused)
+    assert not local_tiers.exists()
+    assert command("tag", str(host.run), "1", "best")[0] == 0
+    host.ship()
+    assert list(read_tags(Host(tmp_path / "b", url).run)) == ["best"]
+
+
+def test_a_tag_by_url_on_the_host_that_ships(tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/bucket"
+    host = Host(local_dir(url), url)
+    host.commit(1, 2)
+    host.ship()
+    place = runtime_dir(str(host.run))
+    started = process_start(os.getpid())
+    assert started is not None
+    write_card(place, ShadowCard(os.getpid(), started, run=str(host.run)))
+    try:
+        assert command("tag", url, "1", "best")[0] == 0
+    finally:
+        remove_card(place, os.getpid())
+    host.ship()
+    assert list(read_tags(Host(tmp_path / "b", url).run)) == ["best"]

@@ -542,6 +542,17 @@ def test_which_tier_is_newer() -> None:
         (Tier({1: a, 2: b}, over={"x": 5}), Tier({1: a, 2: x}), "local"),
         (Tier({1: a, 2: b}, over={"x": 4}), Tier({1: a, 2: x}), "neither"),  # it went on since
         (Tier({1: further, 2: x}), Tier({1: a, 2: b}, over={"x": 5}), "bucket"),
+        # an epoch that the newest goes on from is lost here
+        (
+            Tier({1: a, 3: none}, {2: 7, 1: 5}),
+            Tier({1: a, 2: later, 3: none}, {2: 6, 1: 5}),
+            "bucket",
+        ),
+        # back to step 3, which the bucket has not heard of, or has
+        (Tier({1: a, 2: none}, {1: 3}, {"a": 5}), Tier({1: a}), "local"),
+        (Tier({1: a, 2: none}, {1: 3}, {"a": 5}), Tier({1: further}), "neither"),
+        (Tier({1: a, 2: none}, {1: 3}, {"a": 5}), Tier({1: a, 3: x}, {1: 5}), "neither"),
+        (Tier({1: a, 2: none}, {1: 3}, {"a": 5}), Tier({1: a, 3: x}, {1: 5}, {"a": 5}), "bucket"),
         # a claim that holds nothing yet stands for what it goes on from
         (Tier({1: further, 2: none}, {1: 7}), Tier({1: a, 3: x}, {1: 5}), "neither"),
         (Tier({1: a, 2: none}, {1: 5}), Tier({1: a, 3: x}, {1: 5}), "bucket"),

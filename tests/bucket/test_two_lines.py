@@ -19,12 +19,13 @@ from everystep.core.retention import Rules
 from everystep.errors import EverystepError, Fenced, UsageError
 from everystep.format.log import census_digest
 from everystep.recover.find import Found, find_newest
+from everystep.store import layout
 from everystep.store.bucket import Bucket
-from everystep.store.bucket_commits import read_newest
+from everystep.store.bucket_commits import commit_numbers, commit_path, read_newest
 from everystep.store.epoch import EpochWriter
 from everystep.store.log import LogWriter
 from everystep.store.meter import Throttle
-from everystep.store.runs import read_manifest
+from everystep.store.runs import read_lineage, read_manifest
 from everystep.store.ship import BaseShipper
 from everystep.store.ship_log import LogEnd, LogShipper
 from everystep.store.tiers import bring, take
@@ -46,6 +47,7 @@ class World:
             set()
         )  # branches: until the winner ships, the bucket names them
         self.refused = 0
+        self.shipped: Line = {}  # what the bucket has to bring back
 
     def line_of(self, run: Path) -> Line:
         """What a directory brings back; every byte of it is that of one line."""
@@ -75,6 +77,9 @@ class Host:
         self.world, self.name = world, name
         self.run = world.folder / name
         self.line: Line = {}
+        # what its directory has to bring back, by what was done there and not by what is found
+        self.durable: Line = {}
+        self.bases: list[int] = []  # of the line, oldest first
         self.writer: EpochWriter | None = None
         self.keep = world.chance.choice([1, 2, 3])
 
@@ -82,6 +87,13 @@ class Host:
         world = self.world
         self.writer = None
         mine, theirs = world.line_of(self.run), world.line_of_bucket()
+        assert _holds(mine, self.durable), (
+            f"{self.name} has lost steps: it finds {_end(mine)}, durable was {_end(self.durable)}"
+        )
+        counts = {step: b for step, b in world.shipped.items() if b not in world.decided_against}
+        assert _holds(theirs, counts), (
+            f"the bucket has lost steps: it brings back {_end(theirs)}, shipped was {_end(counts)}"
+        )
         try:
             bring(self.run, self.world.url)
         except UsageError as error:
@@ -111,13 +123,19 @@ class Host:
         which = self.world.chance.choice(["directory", "bucket"])
         kept = take(self.run, self.world.url, which)  # type: ignore[arg-type]
         wins, loses = (mine, theirs) if which == "directory" else (theirs, mine)
+        self.durable = dict(wins)
         assert self.world.line_of(self.run) == wins and self.world.line_of(kept) == loses
+        if which == "directory":
+            self.world.shipped = {}  # until it ships
         self.world.decided_against |= {b for step, b in loses.items() if wins.get(step) != b}
         shutil.rmtree(kept)
 
     def _begin(self) -> None:
         world = self.world
         world.branches += 1
+        self.durable = dict(self.line)
+        lineage = read_lineage(self.run) if self.line else None
+        self.bases = sorted(c.entry.step for c in lineage.candidates) if lineage else []
         found = find_newest(self.run, None)[0] if self.line else None
         self.writer = EpochWriter(self.run, found.point if found else None, Rules(self.keep))
         manifest = self.writer.manifest
@@ -147,16 +165,24 @@ class Host:
             self.writer.commit(snapshot(steps[-1], self.line))
             self.log.close()
             self.based = self.logged = steps[-1]
+            self.bases.append(steps[-1])
             self.writer.retain()
+            kept = {c.entry.step for c in read_lineage(self.run).candidates}
+            assert kept >= set(self.bases[-self.keep :]), (
+                f"{self.name} keeps {self.keep} of {self.bases}, and has {sorted(kept)}"
+            )
+        self.durable = dict(self.line)
 
     def ship(self) -> None:
         with contextlib.suppress(Fenced):  # it trains on, and keeps what it writes
             self.shipper.turn()
             if self.shipper.claimed:
                 self.log_shipper.turn(self.end)
+                self.world.shipped = dict(self.durable)
 
     def lose(self) -> None:
         self.writer = None
+        self.durable = {}
         shutil.rmtree(self.run, ignore_errors=True)
 
     def do_something(self) -> None:
@@ -192,10 +218,36 @@ def test_no_line_is_passed_over_in_silence(seed: int, tmp_path: Path) -> None:
     world, hosts = interleave(seed, tmp_path)
     for host in hosts:
         if host.run.exists():
-            line = world.line_of(host.run)
-            assert not problems(host.run, world.history, Promise(max(line, default=-1)))
+            promise = Promise(max(host.durable, default=-1))
+            assert _holds(world.line_of(host.run), host.durable)
+            assert not problems(host.run, world.history, promise)
 
 
 def test_interleavings_do_diverge(tmp_path: Path) -> None:
     """Or they would test nothing."""
     assert sum(interleave(seed, tmp_path / str(seed))[0].refused for seed in range(10)) >= 5
+
+
+@pytest.mark.parametrize("which", ["directory", "bucket"])
+def test_steps_that_are_lost_are_found(
+    which: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or the promise would be made of what is left."""
+    attach = Host.attach
+
+    def loses(host: Host) -> None:
+        if which == "directory":
+            for number in layout.epoch_numbers(host.run)[:1]:
+                shutil.rmtree(layout.epoch_dir(host.run, number))
+        else:
+            numbers = commit_numbers(Bucket(host.world.url))
+            Bucket(host.world.url).delete(map(commit_path, numbers[:1]))
+        attach(host)
+
+    monkeypatch.setattr(Host, "attach", loses)
+    told = []
+    for seed in range(5):
+        with pytest.raises(AssertionError) as caught:
+            interleave(seed, tmp_path / str(seed))
+        told.append(str(caught.value))
+    assert any("lost steps" in words for words in told), told

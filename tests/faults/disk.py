@@ -69,7 +69,10 @@ class Disk:
     def _open(self, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
         whole = self._whole(path, dir_fd)
         if whole is None:
-            return int(self._plain["open"](path, flags, mode, dir_fd=dir_fd))
+            with self._lock:  # a file object may have closed a descriptor of this number, unseen
+                fd = int(self._plain["open"](path, flags, mode, dir_fd=dir_fd))
+                self._fds.pop(fd, None)
+            return fd
         makes = bool(flags & os.O_CREAT) and not os.path.lexists(whole)
         writes = makes or flags & (os.O_WRONLY | os.O_RDWR)
         self.before("open" if writes else "open to read", whole)

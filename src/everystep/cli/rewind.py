@@ -24,6 +24,7 @@ from everystep.recover.meet import hold_run, shadow_of
 from everystep.store import layout
 from everystep.store.reader import open_run
 from everystep.store.runs import Known, claim_epoch, newest_manifest
+from everystep.store.tier_view import passed_over
 from everystep.store.tiers import locate, take
 
 _STOP_SECONDS = 600.0
@@ -124,7 +125,9 @@ def rewind_to(run: Path, step: int, agree: Callable[[str], None]) -> dict[str, A
         if newest > step:
             agree(f"rewind {run} to step {step}: steps {step + 1} to {newest} will no longer count")
         before = newest_manifest(run)
-        manifest = claim_epoch(run, found.point, before.rules if before else Rules(), known=known)
+        rules = before.rules if before else Rules()
+        over = passed_over(run, found.point, newest)
+        manifest = claim_epoch(run, found.point, rules, known=known, over=over)
         card = shadow_of(run, folder)
         if card is not None and is_alive(card):  # from here on it cannot write any more
             retire(card)

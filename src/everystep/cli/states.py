@@ -11,9 +11,12 @@ import typer
 
 from everystep.cli import output
 from everystep.cli.runs import RunName
-from everystep.errors import StepUnavailable
+from everystep.errors import StepUnavailable, UsageError
+from everystep.lane.runtime import read_card, runtime_dir
+from everystep.store.bucket import redacted
 from everystep.store.reader import open_run
 from everystep.store.tags import remove_tag, set_tag
+from everystep.store.tiers import locate
 
 
 def _step(name: str) -> Any:
@@ -41,8 +44,10 @@ def tag(
     ] = False,
 ) -> output.Reply:
     """Pin the base of a step under a name: no retention rule removes it."""
-    stored = open_run(run)
-    path = stored.path
+    path, url = locate(run)
+    if url is not None:
+        _check_shipped(path, url, name)
+    stored = open_run(path)
     candidate = stored.find(step)
     if remove:
         _check_place(stored.find(name).entry.step, candidate.entry.step, name)
@@ -52,6 +57,17 @@ def tag(
     document = {"run": str(path), "tag": name, "step": candidate.entry.step, "removed": remove}
     word = "is no longer" if remove else "is"
     return output.Reply(document, lambda: [f"{name} {word} step {candidate.entry.step}"])
+
+
+def _check_shipped(path: Path, url: str, name: str) -> None:
+    """Tags go to a bucket with what its writer commits: one that is put there beside it would not last."""
+    if read_card(runtime_dir(str(path))) is None:
+        raise UsageError(
+            f"tag {name!r} of {redacted(url)}: a bucket has the tags of the directory that is shipped to it, "
+            "and nobody ships from this host",
+            hint="give the directory of the run, on the host that trains; a tag that is set after training "
+            f"goes to the bucket when the next attach there ships (for run=URL the directory is {path})",
+        )
 
 
 def _check_place(found: int, expected: int, name: str) -> None:

@@ -37,17 +37,26 @@ def newer_tier(local: Tier, bucket: Tier) -> Winner:
         return "bucket"
     mine, theirs = max(local.marks), max(bucket.marks)
     if mine == theirs and local.marks[mine].token == bucket.marks[mine].token:
-        if bucket.marks[theirs].step > local.marks[mine].step:
+        ahead = bucket.marks[theirs].step - local.marks[mine].step
+        lost = bucket.marks.keys() & local.continued.keys() - local.marks.keys()
+        if ahead > 0 or (ahead == 0 and lost):
             return "bucket"
         return "neither" if unseen(local, bucket) else "local"
     if not unseen(local, bucket):
         return "local"
-    return "neither" if unseen(bucket, local, claims=False) else "bucket"
+    return "neither" if unseen(bucket, local, claims=_has_decided(local, bucket)) else "bucket"
+
+
+def _has_decided(tier: Tier, other: Tier) -> bool:
+    """Whether somebody has passed something over that the other tier still goes on from: a claim behind that
+    decision stands for it, though it holds nothing yet."""
+    return any(step > other.over.get(token, -2) for token, step in tier.over.items())
 
 
 def unseen(tier: Tier, other: Tier, *, claims: bool = True) -> list[EpochMark]:
     """What the other tier's line ends with, as far as this one neither knows it nor was told to pass it
-    over. `claims`: a claim that holds nothing yet counts too, as somebody may be training behind it."""
+    over. `claims`: a claim that holds nothing yet counts too, as somebody may be training behind it, or has
+    gone back to an earlier step."""
     ends = _ends(other)
     return [other.marks[e] for e in (ends if claims else ends[-1:]) if not _knows(tier, e, other)]
 

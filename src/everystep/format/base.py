@@ -52,7 +52,8 @@ class Tag(msgspec.Struct, frozen=True):
 
 
 class PassedOver(msgspec.Struct, frozen=True):
-    """An epoch of another tier that somebody has decided against, as far as it went then."""
+    """An epoch that somebody has decided against, as far as it went then: of another tier, or what
+    lies behind the point that a run was taken back to."""
 
     token: str
     step: Annotated[int, msgspec.Meta(ge=-1, le=STEP_MAX)]  # -1: it held nothing

@@ -129,13 +129,14 @@ def claim_epoch(
     over: tuple[PassedOver, ...] = (),
 ) -> Manifest:
     """Take the next epoch number for ourselves by an atomic mkdir, and say what we continue. Without `known`
-    whatever is newest is gone on from. `behind`: the number is a later one than this. `over`: what of another
-    tier was decided against."""
+    whatever is newest is gone on from. `behind`: the number is a later one than this. `over`: what was
+    decided against, of another tier or by going back."""
     run_id = identify(run)[0] or create_run(run).run_id
     make_folder(layout.epochs_dir(run), below=RunPath(run))
     number = _make_epoch(run, known, behind)
     ancestors = _ancestors(run, continues)
-    dropped, slimmed = _removed(run, {p.epoch for p in (continues, *ancestors) if p})
+    before = _readable(run)
+    dropped, slimmed = _removed(before, {p.epoch for p in (continues, *ancestors) if p})
     host, pid = socket.gethostname(), os.getpid()
     manifest = Manifest(
         run_id,
@@ -151,7 +152,7 @@ def claim_epoch(
         token=uuid.uuid4().hex,
         opened=time.time(),
         attach=known.attaches[0] if known and known.attaches else "",
-        over=over,
+        over=_all_over(before, over),
     )
     try:
         write_manifest(run, manifest)
@@ -203,15 +204,30 @@ def _ancestors(run: Path, point: Point | None) -> tuple[Point, ...]:
     return (before.continues, *before.ancestors) if before and before.continues else ()
 
 
-def _removed(run: Path, epochs: set[int]) -> tuple[tuple[Point, ...], tuple[Point, ...]]:
-    """What is gone from these epochs, whoever removed it: also one whose own bases count no longer."""
-    dropped: set[Point] = set()
-    slimmed: set[Point] = set()
+def _readable(run: Path) -> list[Manifest]:
+    """Manifests of all epochs, whether they count or not."""
+    found: list[Manifest] = []
     for number in layout.epoch_numbers(run):
         with contextlib.suppress(StoreError):
             manifest = read_manifest(run, number)
-            dropped |= set(manifest.dropped if manifest else ())
-            slimmed |= set(manifest.slimmed if manifest else ())
+            found += [manifest] if manifest else []
+    return found
+
+
+def _all_over(before: list[Manifest], over: tuple[PassedOver, ...]) -> tuple[PassedOver, ...]:
+    """What was decided against at any time: every writer repeats it, so that all tiers hear of it."""
+    steps: dict[str, int] = {}
+    for line in (*(line for manifest in before for line in manifest.over), *over):
+        steps[line.token] = max(line.step, steps.get(line.token, line.step))
+    return tuple(PassedOver(token, step) for token, step in sorted(steps.items()))
+
+
+def _removed(
+    before: list[Manifest], epochs: set[int]
+) -> tuple[tuple[Point, ...], tuple[Point, ...]]:
+    """What is gone from these epochs, whoever removed it: also one whose own bases count no longer."""
+    dropped = {point for manifest in before for point in manifest.dropped}
+    slimmed = {point for manifest in before for point in manifest.slimmed}
 
     def counting(points: set[Point]) -> tuple[Point, ...]:
         found = [point for point in points if point.epoch in epochs]

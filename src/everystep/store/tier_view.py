@@ -8,7 +8,7 @@ from pathlib import Path
 
 from everystep.core.tiers import EpochMark, Tier
 from everystep.errors import StoreError
-from everystep.format.base import Manifest, Point
+from everystep.format.base import Manifest, PassedOver, Point
 from everystep.format.commit import Commit
 from everystep.store import layout
 from everystep.store.bases import read_index
@@ -64,6 +64,15 @@ def local_tier(run: Path, commit: Commit | None) -> Tier:
     tier, end = _tier(found), line_end(run)
     there = end is not None and end.epoch in tier.marks
     return _as_far_as(tier, end.epoch, end.step) if end is not None and there else tier
+
+
+def passed_over(run: Path, point: Point, newest: int) -> tuple[PassedOver, ...]:
+    """What a run that is taken back to a point decides against: its epochs from there on, as far as they are
+    known to go. So what a bucket holds of them is not taken for something that nobody has seen."""
+    manifests = read_lineage(run).manifests
+    behind = [m for m in manifests if m.epoch >= point.epoch and m.token]
+    known = max(newest, *(entry.step for m in manifests for entry in m.bases), point.step)
+    return tuple(PassedOver(m.token, known) for m in behind) if known > point.step else ()
 
 
 def line_end(run: Path) -> Point | None:

@@ -78,7 +78,8 @@ class Keeper:
         return self._persister.reads_snapshot and (filling or self._writes_in_place)
 
     def part(self) -> bool:
-        """The replica is about to be given up: have it written; True once its memory may change."""
+        """The replica is about to be given up: have it written; True once its memory may change. A write that
+        has failed is tried again until something else comes, for all that is known."""
         if self.holds_still:
             return False
         self.wanted = None  # who filled it later would find another state
@@ -117,7 +118,7 @@ class Keeper:
     ) -> None:
         """Start a write if one is due. While records still move the replica, a copy is written."""
         state = self._persister.state
-        if self.wanted is not None and moving and not asked:
+        if self.wanted is not None and moving and not asked and not self._intake.waits_for_base:
             return  # it is under way
         if state.fenced:
             self._room = None
@@ -136,14 +137,15 @@ class Keeper:
         )
         # what failed is tried until it is done, and a log with a gap is good for nothing but behind a base
         failed = bool(state.problem) or log_broken
+        urgent = asked or last_words or self._intake.waits_for_base
         self.delayed = self.delayed if due or failed else ""
-        if self.has_news and (asked or last_words or ((due or failed) and self._is_allowed())):
+        if self.has_news and (urgent or ((due or failed) and self._is_allowed())):
             self.delayed = ""
             self.wanted = None
             copy = moving and self._can_afford_copy()
-            if copy and not asked and not self._room_is_ready():
+            if copy and not urgent and not self._room_is_ready():
                 return
-            if copy and not asked and self._intake.one_pass_redoes_many:
+            if copy and not urgent and self._intake.one_pass_redoes_many:
                 self.wanted = self._room_for_copy()
             if self.wanted is None:
                 self._start(copy=copy)

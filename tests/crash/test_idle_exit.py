@@ -145,7 +145,7 @@ epoch.write_base, process.Shadow._keep_cadence = write_base, failing
 def test_what_only_a_shadow_holds_is_kept_until_it_is_written(
     runtime: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The trainer lets records go by plan, and dies; the write before that has failed, and so does the loop."""
+    """The trainer lets records go by plan, and dies; the write before that fails, and so does the loop."""
     away = tmp_path / "away"
     away.touch()
     (tmp_path / "site").mkdir()

@@ -153,11 +153,13 @@ class Presence:
                 os.utime(path)
 
     def honest(self, status: dict[str, Any]) -> dict[str, Any]:
-        """A directory that is not there any more holds nothing that could be resumed from."""
+        """A directory that is not there any more holds nothing that could be resumed from, and one that others
+        go on with brings back what is theirs."""
         # a write that has failed may be the first to see it
         if self._persister.state.problem and not self.lost:
             self.lost = self._persister.what_is_lost()
-        return {**status, **dict.fromkeys(_CLAIMS)} if self.lost else status
+        void = self.lost or self._persister.state.fenced
+        return {**status, **dict.fromkeys(_CLAIMS)} if void else status
 
     def leave(self) -> None:
         remove_card(self._folder, os.getpid())

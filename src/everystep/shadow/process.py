@@ -86,7 +86,8 @@ class Shadow:
             self.persister.ended_log = self.log.ended
         self.tuning = Tuning(opening, self.intake, self.persister, self.keeper, self.log)
         self.intake.on_record = self._on_record
-        self.shipper = Shipper(run, opening.bucket, opening.bucket_bytes_per_second)
+        shipping = opening.bucket, opening.bucket_bytes_per_second, opening.log_is_resumed
+        self.shipper = Shipper(run, *shipping)
         self.shipper.check_directory = self.persister.check_directory
         self.control = control.ControlServer(card.control)
         self.board = control.NoticeBoard(card.control)

@@ -153,8 +153,8 @@ class Presence:
                 os.utime(path)
 
     def honest(self, status: dict[str, Any]) -> dict[str, Any]:
-        """A directory that is not there any more holds nothing that could be resumed from, and one that others
-        go on with brings back what is theirs."""
+        """A directory that is not there any more holds nothing that could be resumed from, and one that
+        others go on with brings back what is theirs."""
         # a write that has failed may be the first to see it
         if self._persister.state.problem and not self.lost:
             self.lost = self._persister.what_is_lost()

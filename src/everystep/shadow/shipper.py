@@ -96,8 +96,8 @@ class Shipper:
         return based and tagged and (logged is None or shipped == logged)
 
     def step(self, state: PersistState) -> int | None:
-        """The newest step that the bucket alone would bring back; None: nothing of ours, or others have gone on
-        there."""
+        """The newest step that the bucket alone would bring back; None: there is nothing, or others go on
+        with it."""
         newest = self._bases.newest if self._bases else None
         if newest is None or self._fenced:
             return None

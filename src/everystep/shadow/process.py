@@ -9,9 +9,7 @@ import select
 import signal
 import time
 from pathlib import Path
-from typing import Any
-
-import msgspec
+from typing import Any, NamedTuple
 
 from everystep.core.events import Event, Seal
 from everystep.format.base import SessionValues
@@ -22,7 +20,7 @@ from everystep.lane.host import process_start
 from everystep.lane.process_watch import ProcessWatch
 from everystep.lane.ring import RingReader
 from everystep.lane.runtime import is_alive
-from everystep.options import Options, duration_seconds
+from everystep.options import duration_seconds
 from everystep.shadow.advances import Advances
 from everystep.shadow.beside import guarded
 from everystep.shadow.faults import START_OVER_MAX, Faults
@@ -30,14 +28,15 @@ from everystep.shadow.handover import Handover
 from everystep.shadow.intake import Intake
 from everystep.shadow.keeper import Keeper
 from everystep.shadow.logkeeper import LogKeeper
+from everystep.shadow.lookout import Lookout, Seen
 from everystep.shadow.opening import Opening
 from everystep.shadow.outlook import Outlook
 from everystep.shadow.persist import Persister
 from everystep.shadow.presence import Presence
 from everystep.shadow.replica import Replica
-from everystep.shadow.report import describe_intake, describe_store
+from everystep.shadow.report import describe_intake, describe_store, describe_survival
 from everystep.shadow.shipper import Shipper
-from everystep.shadow.tuning import Tuning, first_batch, first_interval
+from everystep.shadow.tuning import Tuning, first_batch, first_options
 from everystep.store.meter import Meter
 
 log = logging.getLogger(__name__)
@@ -45,25 +44,24 @@ log = logging.getLogger(__name__)
 _BATCH_SECONDS = 0.05  # of taking records in between two looks at the control channel
 _POLL_MS_MIN, _POLL_MS_MAX = 2, 50
 _CATCH_UP_SECONDS = 30.0
+_CLAIM_SECONDS = 20.0
 _LAST_SECONDS = 5.0
 _SHIP_LAST_SECONDS = 20.0
 _FAILING_SECONDS = 60.0  # at every turn: then the trainer's next shadow may do better
 _GIVE_UP_IDLES = 10  # a store that fails for this many idle times is not waited for any longer
 
-Waiter = tuple[list[bytes], control.Request, int]  # and the store's failures when it came
+
+class Waiter(NamedTuple):
+    route: list[bytes]
+    request: control.Request
+    failures: int  # of the store, when it came
+    look: int  # at the directory, which its answer has to wait for
 
 
 class Shadow:
     def __init__(self, opening: Opening) -> None:
         self.opening = opening
-        self.options = Options(
-            **msgspec.structs.asdict(opening.rules),
-            durable_every=first_interval(opening),
-            durable_log=opening.durable_log,
-            idle_exit=opening.idle_exit,
-            arena_dir=opening.arena_dir,
-            **msgspec.structs.asdict(opening.limits),
-        )
+        self.options = first_options(opening)
         self.replica = Replica(opening.census, opening.arena_dir)
         ring = RingReader(SharedMemory(opening.ring_fd), opening.geometry)
         empty = SessionValues(opening.step, b"", b"", (), ())
@@ -73,7 +71,9 @@ class Shadow:
         meter = Meter(opening.limits)
         run, store = Path(opening.run), (opening.continues, opening.rules, opening.run_id)
         self.persister = Persister(run, *store, meter, opening.known)
-        self.presence = Presence(opening, self.persister)
+        self.lookout = Lookout(self._look)
+        self.persister.on_failure = self.lookout.look
+        self.presence = Presence(opening, self.persister, self.lookout)
         card = self.presence.card
         self.persister.outlook = self._outlook = Outlook(run, opening.census, self.options)
         self.keeper = Keeper(self.options, self.intake, self.persister)
@@ -106,7 +106,7 @@ class Shadow:
         self.faults = Faults()
         self._noticed = ""  # what the trainer was told last
         self._busy = False
-        self._poll_ms, self._pause = _POLL_MS_MIN, 0
+        self._poll_ms = _POLL_MS_MIN
         self._ready_since = 0.0
         self._warm = False  # a full ring means that we lag
         self._distrusted = False  # something of ours failed: the replica is to be given up
@@ -119,7 +119,10 @@ class Shadow:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self.advances.load_torch()
         if self._alone:
-            self.persister.claim()
+            self.persister.begin_claim()
+            self.persister.wait(
+                _CLAIM_SECONDS
+            )  # who attaches waits for us, but not for a disk that hangs
         fenced = self.persister.state.fenced
         if not fenced:
             self.board.put_up(self.status())
@@ -128,17 +131,16 @@ class Shadow:
         os.write(self.opening.ready_fd, told.encode())
         os.close(self.opening.ready_fd)
         self.advances.use_twins()
+        self.lookout.keep_watch()
         self._done = fenced  # who attaches looks at the run again
         try:
             while not self._done:
-                busy = self._tick()
-                self._poll_ms = _POLL_MS_MIN if busy else min(2 * self._poll_ms, _POLL_MS_MAX)
-                self._pause = 0 if busy else self._poll_ms
+                self._tick()
                 guarded(self._wait, self._cannot_wait)
         finally:
             self._leave()
 
-    def _tick(self) -> bool:
+    def _tick(self) -> None:
         """Each part is done whatever becomes of the others."""
         self._busy = False
         for part in (
@@ -153,7 +155,6 @@ class Shadow:
         self.faults.end_of_turn(whole=self.intake.whole)
         if self._trainer_alive or self._terminated:
             self._done |= self.faults.last(_LAST_SECONDS if self._terminated else _FAILING_SECONDS)
-        return self._busy
 
     def _tell(self) -> None:
         """The trainer tells its user what is wrong here."""
@@ -164,13 +165,14 @@ class Shadow:
         self.board.put_up(self.status())
 
     def _wait(self) -> None:
+        self._poll_ms = _POLL_MS_MIN if self._busy else min(2 * self._poll_ms, _POLL_MS_MAX)
         poller = select.poll()
         for fd in (self.control.fileno(), self.descriptors.socket.fileno()):
             poller.register(fd, select.POLLIN)
         if self._trainer_alive and self._trainer.fd >= 0:
             poller.register(self._trainer.fd, select.POLLIN)
         with contextlib.suppress(InterruptedError):
-            poller.poll(self._pause)
+            poller.poll(0 if self._busy else self._poll_ms)
 
     def _cannot_wait(self, error: Exception) -> None:
         self.faults.failed(error)
@@ -241,7 +243,7 @@ class Shadow:
 
     def _receive(self) -> None:
         if self._distrusted:
-            if self.persister.busy:
+            if self.persister.reads_snapshot:
                 return  # it may be reading what would be overwritten
             self.intake.forget()
             self.keeper.wanted = None
@@ -314,9 +316,9 @@ class Shadow:
             self._done = True
         elif self._alone:
             asked = any(
-                isinstance(request, control.AskFlush | control.AskClose)
-                and self.intake.step >= request.step
-                for _, request, _ in self._waiters
+                isinstance(w.request, control.AskFlush | control.AskClose)
+                and self.intake.step >= w.request.step
+                for w in self._waiters
             )
             self.keeper.persist_if_due(
                 asked=asked,
@@ -341,7 +343,10 @@ class Shadow:
 
     @property
     def _shipped(self) -> bool:
-        return self.shipper.settled(self.persister.state)
+        return self.shipper.settled(self.persister.state, tagged=self.lookout.seen.tagged)
+
+    def _look(self) -> Seen:
+        return Seen(self.persister.what_is_lost(), self.shipper.has_all_tags())
 
     # ------------------------------------------------------------------ requests
 
@@ -349,11 +354,13 @@ class Shadow:
         self.board.put_up(self.status())  # before others hear of what it tells
         self.descriptors.serve(self.handover.descriptors())
         while (received := self.control.receive()) is not None:
-            self._waiters.append((*received, self.persister.state.failures_total))
-        self._waiters = [waiter for waiter in self._waiters if not self._answer(*waiter)]
+            look = 0 if isinstance(received[1], control.AskStatus) else self.lookout.ask()
+            self._waiters.append(Waiter(*received, self.persister.state.failures_total, look))
+        self._waiters = [waiter for waiter in self._waiters if not self._answer(waiter)]
 
-    def _answer(self, route: list[bytes], request: control.Request, failures: int) -> bool:
+    def _answer(self, waiter: Waiter) -> bool:
         """Try to answer; False keeps the request waiting for the next turn."""
+        route, request = waiter.route, waiter.request
         if isinstance(request, control.AskStatus):
             self.control.answer(route, control.Answer(status=self.status()))
         elif isinstance(request, control.AskRetire):
@@ -367,9 +374,9 @@ class Shadow:
         elif isinstance(request, control.AskYield):
             return self._answer_yield(route)
         elif isinstance(request, control.AskStop):
-            return self._answer_stop(route, failures)
+            return self._answer_stop(waiter)
         else:
-            return self._answer_durable(route, request, failures)
+            return self._answer_durable(waiter, request)
         return True
 
     def _answer_retire(self, route: list[bytes], request: control.AskRetire) -> None:
@@ -394,14 +401,15 @@ class Shadow:
         self.control.answer(route, answer)
         return True
 
-    def _answer_stop(self, route: list[bytes], failures: int) -> bool:
+    def _answer_stop(self, waiter: Waiter) -> bool:
+        route = waiter.route
         if self._trainer_alive and not self._trainer.gone:
             self.control.answer(route, control.Answer(error="its trainer lives"))
             return True
         if self._trainer_alive or not self._drained:
             return False
         if self.intake.whole and not self._distrusted and not self.intake.drifted:
-            return self._answer_durable(route, control.AskClose(self.intake.step), failures)
+            return self._answer_durable(waiter, control.AskClose(self.intake.step))
         self.control.answer(route, control.Answer(status=self.status()))
         self._done = True  # nothing that could be written
         return True
@@ -412,16 +420,16 @@ class Shadow:
         heir = self._successor
         return heir is not None and process_start(heir.pid) == heir.start
 
-    def _answer_durable(
-        self, route: list[bytes], request: control.AskFlush | control.AskClose, failures: int
-    ) -> bool:
-        state = self.persister.state
-        if lost := self.persister.what_is_lost():
+    def _answer_durable(self, waiter: Waiter, request: control.AskFlush | control.AskClose) -> bool:
+        route, state = waiter.route, self.persister.state
+        if not self.lookout.has_answered(waiter.look):
+            return False
+        if lost := self.presence.lost:
             self.control.answer(route, control.Answer(error=lost, status=self.status()))
             return True
         if state.durable is not None and state.durable.step >= request.step:
             closes = isinstance(request, control.AskClose)
-            if closes and not self.shipper.settled(state):
+            if closes and not self._shipped:
                 return False
             status = self.status()
             self.board.put_up(status)  # the writer may have got done since this was done last
@@ -434,7 +442,7 @@ class Shadow:
             self.control.answer(route, control.Answer(repair=True))
             return True
         # only a failure since it was asked is an answer: what failed earlier may have been mended
-        new = state.fenced or state.failures_total > failures
+        new = state.fenced or state.failures_total > waiter.failures
         failed = (state.problem if new else "") or (
             self.faults.problem if self.faults.starts_over > START_OVER_MAX else ""
         )
@@ -459,10 +467,7 @@ class Shadow:
             ),
             "disk_forecast": self._outlook.latest,
             **self.tuning.describe(),
-            "outlives_trainer": self.opening.survival.outlives,
-            "outlives_oom": self.opening.survival.outlives_oom,
-            "outlives_why": self.opening.survival.because,
-            "limitations": [self._trainer.refused] if self._trainer.refused else [],
+            **describe_survival(self.opening.survival, self._trainer.refused),
             "health": "degraded" if self._trouble else "ok",
             "problem": self._trouble,
         }

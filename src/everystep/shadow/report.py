@@ -6,6 +6,7 @@ import math
 import time
 from typing import Any
 
+from everystep.core.survival import Survival
 from everystep.shadow.intake import Intake
 from everystep.shadow.logkeeper import LogKeeper
 from everystep.shadow.persist import Persister
@@ -68,4 +69,14 @@ def describe_store(
         "writing": persister.busy,
         "written_between": persister.spans.ended,
         "bucket": shipper.describe(state, step),
+    }
+
+
+def describe_survival(survival: Survival, refused: str) -> dict[str, Any]:
+    """What happens to the shadow when the trainer ends, and what the kernel refused it."""
+    return {
+        "outlives_trainer": survival.outlives,
+        "outlives_oom": survival.outlives_oom,
+        "outlives_why": survival.because,
+        "limitations": [refused] if refused else [],
     }

@@ -82,17 +82,20 @@ class Shipper:
         """Failed again and again: what is not there, the next epoch ships."""
         return any(c.fenced or c.failures >= _FAILURES_MAX or c.died for c in self._carriers)
 
-    def settled(self, state: PersistState) -> bool:
-        """Nothing is left to wait for."""
-        return self._url is None or self.hopeless or self.caught_up(state)
+    def settled(self, state: PersistState, *, tagged: bool) -> bool:
+        """Nothing is left to wait for. `tagged`: the bucket was seen to have every tag."""
+        return self._url is None or self.hopeless or self.caught_up(state, tagged=tagged)
 
-    def caught_up(self, state: PersistState) -> bool:
+    def has_all_tags(self) -> bool:
+        """Reads the directory."""
+        return self._bases is None or self._bases.has_all_tags
+
+    def caught_up(self, state: PersistState, *, tagged: bool) -> bool:
         """The bucket holds what the directory holds."""
         newest = self._bases.newest if self._bases else None
         logged = self._keeper.step if self._keeper else None
         shipped = self._log.step if self._log else None
         based = state.durable is None or (newest is not None and newest.point == state.durable)
-        tagged = self._bases is None or self._bases.has_all_tags
         return based and tagged and (logged is None or shipped == logged)
 
     def step(self, state: PersistState) -> int | None:
@@ -128,7 +131,7 @@ class Shipper:
     def finish(self, state: PersistState, seconds: float) -> None:
         """Ship the rest, if that is soon done; what is left, the next epoch ships."""
         deadline = time.monotonic() + seconds
-        while self._epoch and not self.settled(state):
+        while self._epoch and not self.settled(state, tagged=self.has_all_tags()):
             if time.monotonic() > deadline:
                 break
             time.sleep(0.02)

@@ -14,6 +14,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from everystep.core.events import Event, Seal
 from everystep.core.failures import Mtbf, mean_time_between_failures
 from everystep.options import AUTO, Options, duration_seconds
@@ -43,6 +45,17 @@ _UNTIL_TUNED = Options().durable_every
 def first_interval(opening: Opening) -> str | int:
     """How often a base is written as long as there is no plan."""
     return _UNTIL_TUNED if opening.durable_every == AUTO else opening.durable_every
+
+
+def first_options(opening: Opening) -> Options:
+    return Options(
+        **msgspec.structs.asdict(opening.rules),
+        durable_every=first_interval(opening),
+        durable_log=opening.durable_log,
+        idle_exit=opening.idle_exit,
+        arena_dir=opening.arena_dir,
+        **msgspec.structs.asdict(opening.limits),
+    )
 
 
 def first_batch(opening: Opening) -> int:

@@ -119,3 +119,57 @@ def test_shadow_of_a_failed_loop_serves_until_idle(runtime: Path, tmp_path: Path
     check_nothing_left(runtime, pid, inodes - inodes_of(os.getpid()))
     print(f"gone after {time.monotonic() - began:.1f} s")
     assert restored(tmp_path / "run") == (6, done)
+
+
+FAILING = """
+import os
+from everystep.errors import StoreError
+from everystep.shadow import process
+from everystep.store import epoch
+right, keep_cadence = epoch.write_base, process.Shadow._keep_cadence
+
+def write_base(*args):
+    if os.path.exists({file!r}):
+        raise StoreError("the disk is away")
+    return right(*args)
+
+def failing(self):
+    keep_cadence(self)
+    if os.path.exists({file!r}):
+        raise ValueError("a fault of ours")
+
+epoch.write_base, process.Shadow._keep_cadence = write_base, failing
+"""
+
+
+def test_what_only_a_shadow_holds_is_kept_until_it_is_written(
+    runtime: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trainer lets records go by plan, and dies; the write before that fails, and so does the loop."""
+    away = tmp_path / "away"
+    away.touch()
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(FAILING.format(file=str(away)))
+    path = os.pathsep.join([str(tmp_path / "site"), *filter(None, [os.environ.get("PYTHONPATH")])])
+    monkeypatch.setenv("PYTHONPATH", path)
+    nursery, run, journal = Nursery(), tmp_path / "run", tmp_path / "journal"
+    try:
+        options = {"run": run, "idle_exit": "2s", "on_lag": "wait", "every": "1h"}
+        trainer = nursery.start("adamw", 10**6, journal, **options)
+        wait_until(lambda: len(read_journal(journal)) > 40, "forty steps")
+        (pid,) = shadows(runtime)
+
+        def log_says(words: str) -> bool:
+            return any(words in p.read_text() for p in runtime.rglob("shadow.log"))
+
+        wait_until(lambda: log_says("the disk is away"), "a write that fails")
+        wait_until(lambda: log_says("a fault of ours"), "a loop that fails")
+        os.kill(trainer, signal.SIGKILL)
+        assert nursery.wait(trainer) == -signal.SIGKILL
+        time.sleep(1)
+        assert alive(pid), "it holds what is nowhere else"
+        away.unlink()
+        wait_until(lambda: not alive(pid), f"shadow {pid} to go away")
+    finally:
+        nursery.close()
+    assert restored(run) == (0, Job("adamw").digest())

@@ -239,6 +239,49 @@ def test_a_wanted_copy_goes_with_the_replica_that_is_given_up(
     assert not read_lineage(tmp_path / "run").candidates, "a base was written of what was given up"
 
 
+def away(*_: Any) -> Any:
+    raise StoreError("the disk is away for a moment")
+
+
+def test_what_could_not_be_written_is_kept_until_the_new_base_begins_to_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And tried again: it may be the newest that anybody ever has."""
+    bench = Bench(tmp_path / "run")
+    intake, keeper = bench.intake, bench.keeper
+    publish(bench.writer, [], b"", FLAG_GAP, 1)
+    intake.take(may_apply=True)
+
+    def part() -> None:
+        until = time.monotonic() + 10
+        while not keeper.part():
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        intake.forget(keep=keeper.has_news)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(epoch, "write_base", away)
+        part()
+    assert intake.whole and intake.waits_for_base and intake.step == 1
+    assert bench.writer.requested_atoms() is None, "the trainer is asked all the same"
+    bench.persister.state = msgspec.structs.replace(bench.persister.state, retry_at=0.0)
+    slow = threading.Event()
+    write_base = epoch.write_base
+    with monkeypatch.context() as patched:
+        patched.setattr(epoch, "write_base", lambda *a: slow.wait(10) and write_base(*a))
+        patched.setattr(Keeper, "_can_afford_copy", lambda _: False)
+        bench.persist()
+        assert bench.persister.busy and keeper.holds_still and keeper.wanted is None
+        publish(bench.writer, [EDIT], b"half of ", 0, 2)  # the new base begins to arrive
+        intake.take(may_apply=not keeper.holds_still)
+        assert intake.whole, "what is written does not change"
+        slow.set()
+        bench.persister.wait()
+    assert [c.entry.step for c in read_lineage(tmp_path / "run").candidates] == [1]
+    intake.take(may_apply=not keeper.holds_still)
+    assert not intake.whole and not intake.waits_for_base
+
+
 def test_a_copy_is_not_written_once_its_replica_is_known_to_be_wrong(tmp_path: Path) -> None:
     """The pass that fills it is the one whose fingerprints show that an atom had rotted."""
     bench = Bench(tmp_path / "run")
@@ -329,3 +372,19 @@ def test_the_next_base_is_expected_with_all_that_training_will_move(tmp_path: Pa
     intake.calls = 1
     replica.versions[0] = 2
     assert 3 * tensor < keeper.base_bytes < 4 * tensor
+
+
+def test_a_gap_that_the_trainer_left_behind_takes_nothing(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "run")
+    bench.call(step=2)
+    publish(bench.writer, [], b"", FLAG_GAP, 2)
+    publish(bench.writer, [EDIT], b"rubbish!", 0, 9)
+    while bench.intake.take(may_apply=True):
+        pass
+    assert bench.intake.waits_for_base and bench.intake.step == 2
+    bench.intake.stay()
+    assert bench.intake.whole and not bench.intake.gap and not bench.intake.take(may_apply=True)
+    bench.intake.drop_unsealed()
+    bench.keeper.persist_if_due(asked=False, last_words=True, moving=False)
+    bench.persister.wait()
+    assert [c.entry.step for c in read_lineage(tmp_path / "run").candidates] == [2]

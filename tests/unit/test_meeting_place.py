@@ -297,6 +297,36 @@ def test_sockets_serve_this_user_alone(places: list[Path]) -> None:
         control.socket.close()
 
 
+def test_listening_anew_is_tried_until_it_succeeds(tmp_path: Path) -> None:
+    """The folder is gone for a moment: nothing is given up for what cannot be had yet."""
+    folder = Path(tempfile.mkdtemp(prefix="es-"))
+    server, control = (
+        DescriptorServer(folder / "memory"),
+        ControlServer(f"ipc://{folder}/x.control"),
+    )
+    try:
+        shutil.rmtree(folder)
+        for _ in range(2):
+            with pytest.raises(OSError):
+                server.bind_again()
+            with pytest.raises(LaneError, match="listen again"):
+                control.bind_again()
+        assert server.socket.fileno() >= 0 and control.fileno() >= 0
+        folder.mkdir()
+        server.bind_again()
+        control.bind_again()
+        assert {path.name for path in folder.iterdir()} == {"memory", "x.control"}
+        thread = threading.Thread(target=lambda: receive_descriptors(str(folder / "memory"), 1))
+        thread.start()
+        while thread.is_alive():
+            server.serve([0])
+        assert answers_from(folder / "x.control") == 0 and control.receive() is not None
+    finally:
+        server.close()
+        control.socket.close()
+        shutil.rmtree(folder)
+
+
 @ROOT
 def test_memory_is_not_taken_from_another_user(places: list[Path]) -> None:
     path = places[0].parent / "memory"

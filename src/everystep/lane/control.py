@@ -15,7 +15,7 @@ import msgspec
 import zmq
 
 from everystep.core.census import Census
-from everystep.errors import LaneTimeout, ProtocolMismatch, ShadowLost
+from everystep.errors import LaneError, LaneTimeout, ProtocolMismatch, ShadowLost
 from everystep.format.base import SessionValues
 from everystep.lane.protocol import NOT_UNDERSTOOD, PROTOCOL, head_of, versions
 
@@ -135,8 +135,12 @@ class ControlServer:
         self._decoder = msgspec.msgpack.Decoder(Request)
 
     def bind_again(self) -> None:
-        """Its name was removed: listen under a new one of the same path."""
-        _bind_again(self.socket, self._address)
+        """Its name was removed: listen under a new one of the same path. Where that fails it may be tried
+        again."""
+        try:
+            _bind_again(self.socket, self._address)
+        except zmq.ZMQError as error:
+            raise LaneError(f"listen again at {self._address}: {error}") from error
 
     def fileno(self) -> int:
         """Readable when a request may have come."""

@@ -26,15 +26,19 @@ class DescriptorServer:
         self.socket = self._bound()
 
     def bind_again(self) -> None:
-        """Its name was removed: listen under a new one of the same path."""
-        self.socket.close()
-        self.socket = self._bound()
+        """Its name was removed: listen under a new one of the same path. If that fails all is as before."""
+        before, self.socket = self.socket, self._bound()
+        before.close()
 
     def _bound(self) -> socket.socket:
         made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        made.bind(str(self._path))
-        made.listen(4)
-        made.setblocking(False)
+        try:
+            made.bind(str(self._path))
+            made.listen(4)
+            made.setblocking(False)
+        except OSError:
+            made.close()
+            raise
         return made
 
     def serve(self, fds: list[int]) -> None:

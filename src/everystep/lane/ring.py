@@ -230,6 +230,10 @@ class RingReader(_Ring):
         """Free every slot that has been read."""
         self._set(fmt.RING_RELEASED_AT, self._next)
 
+    def skip(self) -> None:
+        """Whatever else was taken is not read: nobody is left who fills it."""
+        self._next = self.taken
+
     def say_warm(self) -> None:
         self._set(fmt.RING_WARM_AT, 1)
 

@@ -71,6 +71,10 @@ class Intake:
         # told of every record that can be redone, in its order
         self.on_record: Callable[[Seal, list[tuple[list[Event], memoryview]]], None] | None = None
         self.gap = False  # records were let go: everything must be based anew
+        self.in_doubt = False  # half a record may have been redone
+        self._kept = (
+            False  # a new base is asked for, and until it comes the replica is what there is
+        )
         self.records = 0
         self.passes = 0  # over the state; one may redo several records
         self.calls = 0  # of optimizers that were redone here: the first ones make slots
@@ -119,7 +123,8 @@ class Intake:
         `base` is filled by the pass, with the state before it; a record that no pass can redo waits until
         somebody else has filled it."""
         moved = False
-        while not self.gap and (entry := self.ring.read()) is not None:
+        may_read = may_apply or not self._kept  # what comes next overwrites the replica
+        while may_read and not self.gap and (entry := self.ring.read()) is not None:
             moved = True
             self._hold(entry)
         self._spill_if_crowded()
@@ -130,7 +135,9 @@ class Intake:
                 return moved
             if not (patient and self._more_will_come(run)):
                 began = time.monotonic()
+                self.in_doubt = True
                 self._apply_run(run, base) if run else self._apply(self._records.popleft())
+                self.in_doubt = False
                 self.replay_seconds += time.monotonic() - began
                 self.passes += 1
                 return True
@@ -198,6 +205,8 @@ class Intake:
             self._held.clear()
             self.gap = True
             return
+        if self._kept:
+            self._give_up_state()
         if self._skipping:  # the rest of a record whose beginning was given up
             self._skipping = not entry.sealed
             return
@@ -233,20 +242,38 @@ class Intake:
             if isinstance(event, Call) and self._replays(event)
         )
 
-    def forget(self) -> None:
-        """Start over: the trainer will send everything again."""
+    def forget(self, *, keep: bool = False) -> None:
+        """Start over: the trainer will send everything again. `keep` the state until it begins to: nothing
+        newer may ever come, and the store may not have it."""
         self._skipping = bool(self._held) and not self.gap
-        self.gap = False
+        self.gap = self.in_doubt = False
         self.ring.release_read()
         self._arriving.clear()
         self._edits.clear()
         self._fold_asked = False
         self._held.clear()
         self._records.clear()
+        self._kept = keep
+        if not keep:
+            self._give_up_state()
+        self.ring.request_atoms(None)
+
+    def _give_up_state(self) -> None:
+        self._kept = False
         self.tail.clear()
         self.drifted.clear()
         self.replica.forget()
-        self.ring.request_atoms(None)
+
+    @property
+    def waits_for_base(self) -> bool:
+        """What comes next, if it comes, has nothing to do with the state that is here."""
+        return self._kept or (self.gap and not self._records)
+
+    def stay(self) -> None:
+        """The trainer is gone and will send nothing anew: the state that is here is the newest."""
+        self.gap = self._kept = False
+        self._held.clear()
+        self.ring.skip()
 
     def drop_unsealed(self) -> None:
         """The trainer is gone: what it had not sealed never happened."""

@@ -21,6 +21,7 @@ from everystep.store.bases import Snapshot, SnapshotTensor
 log = logging.getLogger(__name__)
 
 _DOCUMENTS_BYTES = 64 << 10  # of a base, beside its tensors
+_PART_SECONDS = 60.0
 _TELL_SECONDS = 300.0  # from one warning of a limit to the next
 
 
@@ -32,6 +33,7 @@ class Keeper:
         self._writes_in_place = False
         self._room: Room | None = None  # for the next copy
         self._parted_at: int | None = None
+        self._parts_since: float | None = None
         self.wanted: BaseCopy | None = None  # the next pass over the state should fill it
         self._aside: BaseCopy | None = None  # being filled beside the main thread
         self.delayed = ""  # which limit holds the next base up
@@ -69,7 +71,7 @@ class Keeper:
         persister = self._persister
         state = persister.state
         begun = state.durable is not None or bool(state.problem)
-        return begun or (persister.busy and not self.holds_still)
+        return begun or (bool(state.epoch) and persister.busy and not self.holds_still)
 
     @property
     def holds_still(self) -> bool:
@@ -78,7 +80,8 @@ class Keeper:
         return self._persister.reads_snapshot and (filling or self._writes_in_place)
 
     def part(self) -> bool:
-        """The replica is about to be given up: have it written; True once its memory may change."""
+        """The replica is about to be given up: have it written; True once its memory may change. A write that
+        has failed is tried again until something else comes, for all that is known."""
         if self.holds_still:
             return False
         self.wanted = None  # who filled it later would find another state
@@ -87,10 +90,15 @@ class Keeper:
             or self._parted_at == self._intake.step
             or self._persister.state.fenced
         ):
+            self._parts_since = None
             return True
+        self._parts_since = self._parts_since or time.monotonic()
         if not self._persister.busy:
             self._parted_at = self._intake.step
             self._start(copy=self._can_afford_copy())
+        elif time.monotonic() - self._parts_since > _PART_SECONDS:
+            self._parts_since = None
+            return True  # a store that hangs must not keep the trainer from sending a new base
         return False
 
     def look_after_copy(self) -> None:
@@ -117,16 +125,16 @@ class Keeper:
     ) -> None:
         """Start a write if one is due. While records still move the replica, a copy is written."""
         state = self._persister.state
-        if self.wanted is not None and moving and not asked:
+        if self.wanted is not None and moving and not asked and not self._intake.waits_for_base:
             return  # it is under way
         if state.fenced:
             self._room = None
-        if self._persister.busy:
+        if self._persister.busy and state.epoch:
             self._look_at_rate()
         if not (self._persister.may_try or (asked and self._persister.idle)):
             return
         if not state.epoch:
-            self._persister.claim()
+            self._persister.begin_claim()
             return
         due = self._room is not None or base_is_due(  # what was begun is done
             self.options,
@@ -136,14 +144,15 @@ class Keeper:
         )
         # what failed is tried until it is done, and a log with a gap is good for nothing but behind a base
         failed = bool(state.problem) or log_broken
+        urgent = asked or last_words or self._intake.waits_for_base
         self.delayed = self.delayed if due or failed else ""
-        if self.has_news and (asked or last_words or ((due or failed) and self._is_allowed())):
+        if self.has_news and (urgent or ((due or failed) and self._is_allowed())):
             self.delayed = ""
             self.wanted = None
             copy = moving and self._can_afford_copy()
-            if copy and not asked and not self._room_is_ready():
+            if copy and not urgent and not self._room_is_ready():
                 return
-            if copy and not asked and self._intake.one_pass_redoes_many:
+            if copy and not urgent and self._intake.one_pass_redoes_many:
                 self.wanted = self._room_for_copy()
             if self.wanted is None:
                 self._start(copy=copy)

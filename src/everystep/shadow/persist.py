@@ -87,6 +87,7 @@ class Persister:
         self._fits = False
         self._versions: dict[int, int] = {}
         self.outlook: Outlook | None = None
+        self.on_failure: Callable[[], None] = lambda: None  # it may be the first to see trouble
         self.ended_log: Callable[[], tuple[RunPath, int] | None] = lambda: None
         self.state = _state_of_store(run, continues)
 
@@ -147,6 +148,11 @@ class Persister:
     def claim(self) -> None:
         """Take an epoch if the store lets us; called again before every write until it does."""
         guarded(self._claim, self._failed)
+
+    def begin_claim(self) -> None:
+        """The same beside the main thread."""
+        self._landed = True  # no snapshot is read
+        self._thread = begin("claim", self._claim, self._failed)
 
     def start(self, snapshot: Snapshot, before: Callable[[], None] | None = None) -> None:
         """Write beside the main thread, once `before` has made the snapshot what it should be. Nobody may
@@ -262,6 +268,7 @@ class Persister:
 
     def _failed(self, error: Exception) -> None:
         """A store that fails becomes a visible state and is tried again."""
+        self.on_failure()
         failures = self.state.failures + 1
         ours = isinstance(error, OSError | EverystepError)
         said = str(error) if ours else f"{type(error).__name__}: {error}"

@@ -21,6 +21,7 @@ from everystep.lane.place import remake
 from everystep.lane.protocol import PROTOCOL
 from everystep.lane.retire import retire
 from everystep.lane.runtime import ShadowCard, is_alive, read_card, remove_card, write_card
+from everystep.shadow.lookout import Lookout
 from everystep.shadow.opening import Opening
 from everystep.shadow.persist import Persister
 
@@ -35,14 +36,14 @@ _CLAIMS = ("durable_step", "durable_age_seconds", "based_step")
 class Presence:
     """Owned by the main thread."""
 
-    def __init__(self, opening: Opening, persister: Persister) -> None:
+    def __init__(self, opening: Opening, persister: Persister, lookout: Lookout) -> None:
+        self._lookout, self._noted = lookout, ""
         self._folder = Path(opening.folder)
         self._persister = persister
         self._spoken = False
         self._looked_at = self._touched_at = time.monotonic()
         self._retire_at = 0.0
         self._unretired = ""
-        self.lost = ""  # what became of the run's directory
         self.card = ShadowCard(
             os.getpid(),
             process_start(os.getpid()),
@@ -87,8 +88,13 @@ class Presence:
         write_card(self._folder, self._up_to_date())
 
     @property
+    def lost(self) -> str:
+        """What became of the run's directory."""
+        return self._lookout.seen.lost
+
+    @property
     def problem(self) -> str:
-        return self.lost or self._unretired
+        return self.lost or self._unretired or self._lookout.problem
 
     def trainer_gone(self) -> None:
         self.card = msgspec.structs.replace(self.card, trainer_pid=0, trainer_start=0)
@@ -104,8 +110,9 @@ class Presence:
         if now < self._looked_at + _LOOK_SECONDS and not claimed:
             return
         self._looked_at = now
-        lost, before = self._persister.what_is_lost(), self.lost
-        self.lost = lost
+        lost, before = self.lost, self._noted
+        self._noted = lost
+        self._lookout.keep_watch()
         if lost != before:
             log.log(logging.ERROR if lost else logging.INFO, "directory_lost %s", lost or "no more")
         try:
@@ -153,11 +160,10 @@ class Presence:
                 os.utime(path)
 
     def honest(self, status: dict[str, Any]) -> dict[str, Any]:
-        """A directory that is not there any more holds nothing that could be resumed from."""
-        # a write that has failed may be the first to see it
-        if self._persister.state.problem and not self.lost:
-            self.lost = self._persister.what_is_lost()
-        return {**status, **dict.fromkeys(_CLAIMS)} if self.lost else status
+        """A directory that is not there any more holds nothing that could be resumed from, and one that
+        others go on with brings back what is theirs."""
+        void = self.lost or self._persister.state.fenced
+        return {**status, **dict.fromkeys(_CLAIMS)} if void else status
 
     def leave(self) -> None:
         remove_card(self._folder, os.getpid())

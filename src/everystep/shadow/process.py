@@ -9,9 +9,7 @@ import select
 import signal
 import time
 from pathlib import Path
-from typing import Any
-
-import msgspec
+from typing import Any, NamedTuple
 
 from everystep.core.events import Event, Seal
 from everystep.format.base import SessionValues
@@ -22,11 +20,15 @@ from everystep.lane.host import process_start
 from everystep.lane.process_watch import ProcessWatch
 from everystep.lane.ring import RingReader
 from everystep.lane.runtime import is_alive
-from everystep.options import Options, duration_seconds
+from everystep.options import duration_seconds
 from everystep.shadow.advances import Advances
+from everystep.shadow.beside import guarded
+from everystep.shadow.faults import START_OVER_MAX, Faults
+from everystep.shadow.handover import Handover
 from everystep.shadow.intake import Intake
 from everystep.shadow.keeper import Keeper
 from everystep.shadow.logkeeper import LogKeeper
+from everystep.shadow.lookout import Lookout, Seen
 from everystep.shadow.opening import Opening
 from everystep.shadow.outlook import Outlook
 from everystep.shadow.persist import Persister
@@ -34,7 +36,7 @@ from everystep.shadow.presence import Presence
 from everystep.shadow.replica import Replica
 from everystep.shadow.report import describe_intake, describe_process, describe_store
 from everystep.shadow.shipper import Shipper
-from everystep.shadow.tuning import Tuning, first_batch, first_interval
+from everystep.shadow.tuning import Tuning, first_batch, first_options
 from everystep.store.meter import Meter
 
 log = logging.getLogger(__name__)
@@ -42,37 +44,36 @@ log = logging.getLogger(__name__)
 _BATCH_SECONDS = 0.05  # of taking records in between two looks at the control channel
 _POLL_MS_MIN, _POLL_MS_MAX = 2, 50
 _CATCH_UP_SECONDS = 30.0
+_CLAIM_SECONDS = 20.0
 _LAST_SECONDS = 5.0
 _SHIP_LAST_SECONDS = 20.0
-_START_OVER_MAX = 5
-_HEALED_SECONDS = 60.0  # without another failure; what fails again and again is whole in between
+_FAILING_SECONDS = 60.0  # at every turn: then the trainer's next shadow may do better
 _GIVE_UP_IDLES = 10  # a store that fails for this many idle times is not waited for any longer
 
-Waiter = tuple[list[bytes], control.Request, int]  # and the store's failures when it came
+
+class Waiter(NamedTuple):
+    route: list[bytes]
+    request: control.Request
+    failures: int  # of the store, when it came
+    look: int  # at the directory, which its answer has to wait for
 
 
 class Shadow:
     def __init__(self, opening: Opening) -> None:
         self.opening = opening
-        self.options = Options(
-            **msgspec.structs.asdict(opening.rules),
-            durable_every=first_interval(opening),
-            durable_log=opening.durable_log,
-            idle_exit=opening.idle_exit,
-            arena_dir=opening.arena_dir,
-            **msgspec.structs.asdict(opening.limits),
-        )
+        self.options = first_options(opening)
         self.replica = Replica(opening.census, opening.arena_dir)
         ring = RingReader(SharedMemory(opening.ring_fd), opening.geometry)
         empty = SessionValues(opening.step, b"", b"", (), ())
         self.intake = Intake(opening.census, ring, self.replica, empty)
         self.advances = Advances(opening, self.replica, self.intake)
-        self._tail_memory: SharedMemory | None = None
-        self._take_over()
+        self.handover = Handover(opening, self.replica, self.intake)
         meter = Meter(opening.limits)
         run, store = Path(opening.run), (opening.continues, opening.rules, opening.run_id)
         self.persister = Persister(run, *store, meter, opening.known)
-        self.presence = Presence(opening, self.persister)
+        self.lookout = Lookout(self._look)
+        self.persister.on_failure = self.lookout.look
+        self.presence = Presence(opening, self.persister, self.lookout)
         card = self.presence.card
         self.persister.outlook = self._outlook = Outlook(run, opening.census, self.options)
         self.keeper = Keeper(self.options, self.intake, self.persister)
@@ -85,7 +86,8 @@ class Shadow:
             self.persister.ended_log = self.log.ended
         self.tuning = Tuning(opening, self.intake, self.persister, self.keeper, self.log)
         self.intake.on_record = self._on_record
-        self.shipper = Shipper(run, opening.bucket, opening.bucket_bytes_per_second)
+        shipping = opening.bucket, opening.bucket_bytes_per_second, opening.log_is_resumed
+        self.shipper = Shipper(run, *shipping)
         self.shipper.check_directory = self.persister.check_directory
         self.control = control.ControlServer(card.control)
         self.board = control.NoticeBoard(card.control)
@@ -101,25 +103,13 @@ class Shadow:
         self._retired = False  # a successor speaks for the run: the card is its business
         self._done = False
         self._idle_since = time.monotonic()
-        self._problem = ""
+        self.faults = Faults()
         self._noticed = ""  # what the trainer was told last
-        self._starts_over, self._failed_at = 0, 0.0
+        self._busy = False
         self._poll_ms = _POLL_MS_MIN
         self._ready_since = 0.0
         self._warm = False  # a full ring means that we lag
         self._distrusted = False  # something of ours failed: the replica is to be given up
-
-    def _take_over(self) -> None:
-        holding = self.opening.adopted
-        if holding is None:
-            self.replica.reserve_values()
-            return
-        self.replica.adopt(holding, [SharedMemory(fd) for fd in self.opening.extent_fds])
-        self.intake.session = holding.session
-        if self.opening.tail_fd >= 0:
-            tail = SharedMemory(self.opening.tail_fd)
-            self.intake.tail.append((holding.tail_steps, bytes(tail.view[: holding.tail_bytes])))
-            tail.close()
 
     # ------------------------------------------------------------------ the loop
 
@@ -129,7 +119,10 @@ class Shadow:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self.advances.load_torch()
         if self._alone:
-            self.persister.claim()
+            self.persister.begin_claim()
+            self.persister.wait(
+                _CLAIM_SECONDS
+            )  # who attaches waits for us, but not for a disk that hangs
         fenced = self.persister.state.fenced
         if not fenced:
             self.board.put_up(self.status())
@@ -138,56 +131,61 @@ class Shadow:
         os.write(self.opening.ready_fd, told.encode())
         os.close(self.opening.ready_fd)
         self.advances.use_twins()
+        self.lookout.keep_watch()
         self._done = fenced  # who attaches looks at the run again
         try:
             while not self._done:
-                busy = self._tick()
-                self._poll_ms = _POLL_MS_MIN if busy else min(2 * self._poll_ms, _POLL_MS_MAX)
-                self._wait(0 if busy else self._poll_ms)
+                self._tick()
+                guarded(self._wait, self._cannot_wait)
         finally:
             self._leave()
 
-    def _tick(self) -> bool:
-        try:
-            self._look_around()
-            busy = self._receive()
-            self._answer_requests()
-            self._keep_cadence()
-        except Exception as error:  # noqa: BLE001 — boundary: degrade visibly, ask for a new base
-            self._start_over(error)
-            busy = False
-        self._put_notice()
-        self.board.put_up(self.status())
-        return busy
+    def _tick(self) -> None:
+        """Each part is done whatever becomes of the others."""
+        self._busy = False
+        for part in (
+            self._look_around,
+            self._receive,
+            self._answer_requests,
+            self._keep_cadence,
+            self._go_away_when_idle,
+            self._tell,
+        ):
+            guarded(part, self.faults.failed)
+        self.faults.end_of_turn(whole=self.intake.whole)
+        if self._trainer_alive or self._terminated:
+            self._done |= self.faults.last(_LAST_SECONDS if self._terminated else _FAILING_SECONDS)
 
-    def _put_notice(self) -> None:
+    def _tell(self) -> None:
         """The trainer tells its user what is wrong here."""
-        if self.intake.whole and time.monotonic() - self._failed_at > _HEALED_SECONDS:
-            self._problem = ""
         trouble = self._trouble
         if trouble != self._noticed:
             self.intake.ring.put_notice(trouble)
             self._noticed = trouble
+        self.board.put_up(self.status())
 
-    def _wait(self, milliseconds: int) -> None:
+    def _wait(self) -> None:
+        self._poll_ms = _POLL_MS_MIN if self._busy else min(2 * self._poll_ms, _POLL_MS_MAX)
         poller = select.poll()
         for fd in (self.control.fileno(), self.descriptors.socket.fileno()):
             poller.register(fd, select.POLLIN)
         if self._trainer_alive and self._trainer.fd >= 0:
             poller.register(self._trainer.fd, select.POLLIN)
         with contextlib.suppress(InterruptedError):
-            poller.poll(milliseconds)
+            poller.poll(0 if self._busy else self._poll_ms)
+
+    def _cannot_wait(self, error: Exception) -> None:
+        self.faults.failed(error)
+        time.sleep(_POLL_MS_MAX / 1000)
 
     def _start_over(self, error: Exception) -> None:
-        """Something of ours failed: what the replica holds is not to be trusted any more."""
-        self._starts_over += 1
-        self._failed_at = time.monotonic()
-        self._problem = (
-            f"the shadow failed {self._starts_over} times and starts over from a new base "
-            f"({type(error).__name__}: {error})"
-        )
-        log.error("shadow_failed times=%d", self._starts_over, exc_info=error)
-        if self._starts_over > _START_OVER_MAX or not self._trainer_alive:
+        """A record could not be taken in, or half of it was redone."""
+        if not self._trainer_alive and self.intake.whole and not self.intake.in_doubt:
+            self.faults.failed(error)
+            self.intake.stay()  # what cannot be read was the last that came
+            return
+        self.faults.replica_in_doubt(error)
+        if self.faults.starts_over > START_OVER_MAX or not self._trainer_alive:
             self._done = True
             return
         self._distrusted = True
@@ -243,15 +241,14 @@ class Shadow:
 
     # ------------------------------------------------------------------ records
 
-    def _receive(self) -> bool:
+    def _receive(self) -> None:
         if self._distrusted:
-            if self.persister.busy:
-                return False  # it may be reading what would be overwritten
+            if self.persister.reads_snapshot:
+                return  # it may be reading what would be overwritten
             self.intake.forget()
             self.keeper.wanted = None
             self._distrusted = False
-        may_apply = self._alone_or_own_memory and not self.keeper.holds_still and not self._yielded
-        moved = False
+        may_apply = self._alone_or_own_memory and not self._yielded
         patient = self._trainer_alive and not self._waiters and not self._terminated
         deadline = time.monotonic() + _BATCH_SECONDS
         while time.monotonic() < deadline:
@@ -259,17 +256,28 @@ class Shadow:
             base = self.keeper.wanted
             may_apply = may_apply and not self.keeper.holds_still
             waits = patient and base is None and not self.intake.gap
-            if not self.intake.take(may_apply=may_apply, patient=waits, base=base):
-                break
-            moved = True
-        if self.intake.gap and not self.intake.record_waits and self.keeper.part():
-            self.intake.forget()
-        return moved
+            try:
+                if not self.intake.take(may_apply=may_apply, patient=waits, base=base):
+                    break
+            except Exception as error:  # noqa: BLE001 — boundary: what was taken in is doubtful
+                self._start_over(error)
+                return
+            self._busy = True
+        self._look_after_gap()
+
+    def _look_after_gap(self) -> None:
+        sound = self.intake.whole and not self.intake.drifted
+        if not self._trainer_alive and sound and self.intake.waits_for_base:
+            self.intake.stay()  # nobody sends one
+        elif self.intake.gap and not self.intake.record_waits and self.keeper.part():
+            self.intake.forget(keep=self.keeper.has_news)
 
     def _on_record(self, seal: Seal, entries: list[tuple[list[Event], memoryview]]) -> None:
-        self.tuning.on_record(seal, entries)
+        """What goes wrong here concerns the log, which notices the gap, but not the replica."""
+        guarded(lambda: self.tuning.on_record(seal, entries), self.faults.failed)
         if self.log is not None:
-            self.log.offer(seal, entries)
+            logged = self.log
+            guarded(lambda: logged.offer(seal, entries), self.faults.failed)
 
     @property
     def _drained(self) -> bool:
@@ -308,9 +316,9 @@ class Shadow:
             self._done = True
         elif self._alone:
             asked = any(
-                isinstance(request, control.AskFlush | control.AskClose)
-                and self.intake.step >= request.step
-                for _, request, _ in self._waiters
+                isinstance(w.request, control.AskFlush | control.AskClose)
+                and self.intake.step >= w.request.step
+                for w in self._waiters
             )
             self.keeper.persist_if_due(
                 asked=asked,
@@ -318,37 +326,41 @@ class Shadow:
                 moving=self._trainer_alive,
                 log_broken=self.log is not None and self.log.broken,
             )
-        if not self._trainer_alive:
-            self._go_away_when_idle()
 
     def _go_away_when_idle(self) -> None:
+        if self._trainer_alive or self._distrusted or not self._drained or self.persister.busy:
+            return
         idle = time.monotonic() - self._idle_since
         patience = duration_seconds("idle_exit", self.options.idle_exit)
-        nothing_to_save = not self.keeper.has_news and self.shipper.settled(self.persister.state)
         if (
-            self._drained
-            and not self.persister.busy
-            and (
-                (idle > patience and nothing_to_save)
-                or idle > _GIVE_UP_IDLES * patience
-                or self.persister.state.fenced  # it may write nothing more, and others have gone on
-                or (not self.replica.complete and self._alone)
-            )
+            idle > _GIVE_UP_IDLES * patience
+            or self.persister.state.fenced  # it may write nothing more, and others have gone on
+            or (not self.replica.complete and self._alone)
+            or (idle > patience and not self.keeper.has_news and self._shipped)
         ):
             log.info("shadow_idle seconds=%.0f step=%d", idle, self.intake.step)
             self._done = True
+
+    @property
+    def _shipped(self) -> bool:
+        return self.shipper.settled(self.persister.state, tagged=self.lookout.seen.tagged)
+
+    def _look(self) -> Seen:
+        return Seen(self.persister.what_is_lost(), self.shipper.has_all_tags())
 
     # ------------------------------------------------------------------ requests
 
     def _answer_requests(self) -> None:
         self.board.put_up(self.status())  # before others hear of what it tells
-        self.descriptors.serve(self._memory_fds())
+        self.descriptors.serve(self.handover.descriptors())
         while (received := self.control.receive()) is not None:
-            self._waiters.append((*received, self.persister.state.failures_total))
-        self._waiters = [waiter for waiter in self._waiters if not self._answer(*waiter)]
+            look = 0 if isinstance(received[1], control.AskStatus) else self.lookout.ask()
+            self._waiters.append(Waiter(*received, self.persister.state.failures_total, look))
+        self._waiters = [waiter for waiter in self._waiters if not self._answer(waiter)]
 
-    def _answer(self, route: list[bytes], request: control.Request, failures: int) -> bool:
+    def _answer(self, waiter: Waiter) -> bool:
         """Try to answer; False keeps the request waiting for the next turn."""
+        route, request = waiter.route, waiter.request
         if isinstance(request, control.AskStatus):
             self.control.answer(route, control.Answer(status=self.status()))
         elif isinstance(request, control.AskRetire):
@@ -362,9 +374,9 @@ class Shadow:
         elif isinstance(request, control.AskYield):
             return self._answer_yield(route)
         elif isinstance(request, control.AskStop):
-            return self._answer_stop(route, failures)
+            return self._answer_stop(waiter)
         else:
-            return self._answer_durable(route, request, failures)
+            return self._answer_durable(waiter, request)
         return True
 
     def _answer_retire(self, route: list[bytes], request: control.AskRetire) -> None:
@@ -384,18 +396,20 @@ class Shadow:
             answer = control.Answer(error="this shadow holds no complete state", status=told)
         else:
             self._yielded = True
-            answer = control.Answer(holding=self._holding(), status=told)
+            epoch = self.persister.state.epoch
+            answer = control.Answer(holding=self.handover.holding(epoch), status=told)
         self.control.answer(route, answer)
         return True
 
-    def _answer_stop(self, route: list[bytes], failures: int) -> bool:
+    def _answer_stop(self, waiter: Waiter) -> bool:
+        route = waiter.route
         if self._trainer_alive and not self._trainer.gone:
             self.control.answer(route, control.Answer(error="its trainer lives"))
             return True
         if self._trainer_alive or not self._drained:
             return False
         if self.intake.whole and not self._distrusted and not self.intake.drifted:
-            return self._answer_durable(route, control.AskClose(self.intake.step), failures)
+            return self._answer_durable(waiter, control.AskClose(self.intake.step))
         self.control.answer(route, control.Answer(status=self.status()))
         self._done = True  # nothing that could be written
         return True
@@ -406,33 +420,16 @@ class Shadow:
         heir = self._successor
         return heir is not None and process_start(heir.pid) == heir.start
 
-    def _holding(self) -> control.Holding:
-        tail = b"".join(data for _, data in self.intake.tail)
-        if tail:
-            self._tail_memory = SharedMemory.create(len(tail), "tail", self.opening.arena_dir)
-            self._tail_memory.view[: len(tail)] = tail
-        continues = self.opening.continues
-        return self.replica.holding(
-            epoch=self.persister.state.epoch or (continues.epoch if continues else 0),
-            session=self.intake.session_values(),
-            tail_bytes=len(tail),
-            tail_steps=self.intake.tail_steps,
-        )
-
-    def _memory_fds(self) -> list[int]:
-        extra = [self._tail_memory.fd] if self._tail_memory else []
-        return [extent.fd for extent in self.replica.extents] + extra
-
-    def _answer_durable(
-        self, route: list[bytes], request: control.AskFlush | control.AskClose, failures: int
-    ) -> bool:
-        state = self.persister.state
-        if lost := self.persister.what_is_lost():
+    def _answer_durable(self, waiter: Waiter, request: control.AskFlush | control.AskClose) -> bool:
+        route, state = waiter.route, self.persister.state
+        if not self.lookout.has_answered(waiter.look):
+            return False
+        if lost := self.presence.lost:
             self.control.answer(route, control.Answer(error=lost, status=self.status()))
             return True
         if state.durable is not None and state.durable.step >= request.step:
             closes = isinstance(request, control.AskClose)
-            if closes and not self.shipper.settled(state):
+            if closes and not self._shipped:
                 return False
             status = self.status()
             self.board.put_up(status)  # the writer may have got done since this was done last
@@ -445,9 +442,9 @@ class Shadow:
             self.control.answer(route, control.Answer(repair=True))
             return True
         # only a failure since it was asked is an answer: what failed earlier may have been mended
-        new = state.fenced or state.failures_total > failures
+        new = state.fenced or state.failures_total > waiter.failures
         failed = (state.problem if new else "") or (
-            self._problem if self._starts_over > _START_OVER_MAX else ""
+            self.faults.problem if self.faults.starts_over > START_OVER_MAX else ""
         )
         if failed and not self.persister.busy:
             self.control.answer(route, control.Answer(error=failed, status=self.status()))
@@ -457,11 +454,17 @@ class Shadow:
     @property
     def _lacks_state(self) -> bool:
         """Only the trainer has what is wrong here, or not here: it sends that with its next seal."""
-        return bool(self.intake.drifted) or not self.intake.whole
+        return bool(self.intake.drifted) or not self.intake.whole or self.intake.waits_for_base
 
     def status(self) -> dict[str, Any]:
         return {
-            **describe_process(self.opening.survival, self.control, self.board, self.descriptors),
+            **describe_process(
+                self.opening.survival,
+                self._trainer.refused,
+                self.control,
+                self.board,
+                self.descriptors,
+            ),
             "trainer_pid": self.opening.trainer_pid if self._trainer_alive else None,
             "warm": self._warm,
             **describe_intake(self.intake),
@@ -470,7 +473,6 @@ class Shadow:
             ),
             "disk_forecast": self._outlook.latest,
             **self.tuning.describe(),
-            "limitations": [self._trainer.refused] if self._trainer.refused else [],
             "health": "degraded" if self._trouble else "ok",
             "problem": self._trouble,
         }
@@ -479,7 +481,7 @@ class Shadow:
     def _trouble(self) -> str:
         logged = self.log.problem if self.log else ""
         stored = self.presence.problem or self.persister.state.problem or self.keeper.delayed
-        return stored or self._problem or logged or self.shipper.problem
+        return stored or self.faults.problem or logged or self.shipper.problem
 
     # ------------------------------------------------------------------ the end
 

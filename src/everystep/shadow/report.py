@@ -47,15 +47,20 @@ def describe_intake(intake: Intake) -> dict[str, Any]:
 
 
 def describe_process(
-    survival: Survival, control: ControlServer, board: NoticeBoard, descriptors: DescriptorServer
+    survival: Survival,
+    refused: str,
+    control: ControlServer,
+    board: NoticeBoard,
+    descriptors: DescriptorServer,
 ) -> dict[str, Any]:
-    """What would end it, and what somebody sends who is none of ours."""
+    """What would end it, what the kernel refused it, and what its sockets refused."""
     return {
         "pid": os.getpid(),
         "messages_refused": control.refused + board.refused + descriptors.refused,
         "outlives_trainer": survival.outlives,
         "outlives_oom": survival.outlives_oom,
         "outlives_why": survival.because,
+        "limitations": [refused] if refused else [],
     }
 
 

@@ -30,8 +30,11 @@ _TURN_SECONDS = 0.5  # also how often the growing log becomes a new object, at m
 class Shipper:
     """Owned by the main thread; every `_Carrier` runs in a thread of its own. Without a URL nothing does."""
 
-    def __init__(self, run: Path, url: str | None, bytes_per_second: int) -> None:
-        self._run, self._url = run, url
+    def __init__(
+        self, run: Path, url: str | None, bytes_per_second: int, log_is_resumed: bool = True
+    ) -> None:
+        """`log_is_resumed`: whether a resume takes more than bases."""
+        self._run, self._url, self._log_is_resumed = run, url, log_is_resumed
         self._bases: BaseShipper | None = None
         self._log: LogShipper | None = None
         self._keeper: LogKeeper | None = None
@@ -71,31 +74,41 @@ class Shipper:
         return next((f"bucket: {c.problem}" for c in self._carriers if c.problem), "")
 
     @property
+    def _fenced(self) -> bool:
+        return any(carrier.fenced for carrier in self._carriers)
+
+    @property
     def hopeless(self) -> bool:
         """Failed again and again: what is not there, the next epoch ships."""
         return any(c.fenced or c.failures >= _FAILURES_MAX or c.died for c in self._carriers)
 
-    def settled(self, state: PersistState) -> bool:
-        """Nothing is left to wait for."""
-        return self._url is None or self.hopeless or self.caught_up(state)
+    def settled(self, state: PersistState, *, tagged: bool) -> bool:
+        """Nothing is left to wait for. `tagged`: the bucket was seen to have every tag."""
+        return self._url is None or self.hopeless or self.caught_up(state, tagged=tagged)
 
-    def caught_up(self, state: PersistState) -> bool:
+    def has_all_tags(self) -> bool:
+        """Reads the directory."""
+        return self._bases is None or self._bases.has_all_tags
+
+    def caught_up(self, state: PersistState, *, tagged: bool) -> bool:
         """The bucket holds what the directory holds."""
         newest = self._bases.newest if self._bases else None
         logged = self._keeper.step if self._keeper else None
         shipped = self._log.step if self._log else None
         based = state.durable is None or (newest is not None and newest.point == state.durable)
-        tagged = self._bases is None or self._bases.has_all_tags
         return based and tagged and (logged is None or shipped == logged)
 
     def step(self, state: PersistState) -> int | None:
-        """The newest step that the bucket alone would bring back."""
+        """The newest step that the bucket alone would bring back; None: there is nothing, or others go on
+        with it."""
         newest = self._bases.newest if self._bases else None
-        if newest is None:
+        if newest is None or self._fenced:
             return None
         step = newest.entry.step
         shipped = self._log.step if self._log else None
         if shipped is None or self._keeper is None or newest.point != state.durable:
+            return step
+        if not self._log_is_resumed:
             return step
         return max(step, min(shipped, self._keeper.reaches(step)))
 
@@ -112,13 +125,13 @@ class Shipper:
             "sent_bytes": self._throttle.total,
             "retries": sum(c.failures_total for c in self._carriers),
             "last_error": next((c.last_error for c in self._carriers if c.last_error), ""),
-            "fenced": any(c.fenced for c in self._carriers),
+            "fenced": self._fenced,
         }
 
     def finish(self, state: PersistState, seconds: float) -> None:
         """Ship the rest, if that is soon done; what is left, the next epoch ships."""
         deadline = time.monotonic() + seconds
-        while self._epoch and not self.settled(state):
+        while self._epoch and not self.settled(state, tagged=self.has_all_tags()):
             if time.monotonic() > deadline:
                 break
             time.sleep(0.02)

@@ -14,10 +14,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from everystep.core.events import Event, Seal
 from everystep.core.failures import Mtbf, mean_time_between_failures
-from everystep.errors import StoreError
 from everystep.options import AUTO, Options, duration_seconds
+from everystep.shadow.beside import begin
 from everystep.shadow.gauge import Gauge
 from everystep.shadow.intake import Intake
 from everystep.shadow.keeper import Keeper
@@ -43,6 +45,17 @@ _UNTIL_TUNED = Options().durable_every
 def first_interval(opening: Opening) -> str | int:
     """How often a base is written as long as there is no plan."""
     return _UNTIL_TUNED if opening.durable_every == AUTO else opening.durable_every
+
+
+def first_options(opening: Opening) -> Options:
+    return Options(
+        **msgspec.structs.asdict(opening.rules),
+        durable_every=first_interval(opening),
+        durable_log=opening.durable_log,
+        idle_exit=opening.idle_exit,
+        arena_dir=opening.arena_dir,
+        **msgspec.structs.asdict(opening.limits),
+    )
 
 
 def first_batch(opening: Opening) -> int:
@@ -157,19 +170,18 @@ class Tuning:
 
     def _begin_probe(self) -> None:
         """The disk is measured beside the loop: on a bad day it takes a while."""
-        if self._probe is None:
-            self._probe = threading.Thread(target=self._measure, daemon=True)
-            self._probe.start()
+        if self._probe is None or not self._probe.is_alive():
+            self._probe = begin("probe", self._measure, self._cannot_measure)
 
     def _measure(self) -> None:
         run = Path(self._opening.run)
-        try:
-            self._mtbf = self._failures(run)
-            self._disk = measure_disk(run)
-        except (OSError, StoreError) as error:
-            self._why = f"the disk cannot be measured: {error}"
-            self._next_fit = time.monotonic() + _RETRY_SECONDS
-            self._probe = None
+        self._mtbf = self._failures(run)
+        self._disk = measure_disk(run, self._persister.meter)
+
+    def _cannot_measure(self, error: Exception) -> None:
+        log.warning("disk_not_measured error=%s", error)
+        self._why = f"the disk cannot be measured: {error}"
+        self._next_fit = time.monotonic() + _RETRY_SECONDS
 
     def _failures(self, run: Path) -> Mtbf:
         given = self._opening.mtbf

@@ -126,6 +126,23 @@ class Meter:
                 hint="the log goes on behind the next base that the limit allows; raise it, or log less",
             )
 
+    def lend(self, run: Path, size: int) -> None:
+        """Returns when so many bytes may be written that go again at once; raises if there is no room for
+        them beside the next base."""
+        quota, free = self.limits.store_quota, shutil.disk_usage(run).free
+        with self._lock:
+            used, next_base = self._used, max(self._next_base, self._expected_base)
+        no_room = quota and used + size + next_base > quota
+        if free < size + next_base or no_room or self.seconds_until(size) != 0:
+            raise NotEnoughDisk(
+                f"write {words(size)} to {run} for a moment: {words(free)} are free, limits leave less",
+                hint="make room, or raise store_quota or disk_bytes_per_day",
+            )
+        with self._lock:
+            self._day.add(size)
+            self.total += size
+        self._throttle(size)
+
     def describe(self) -> dict[str, Any]:
         """The limits' part of the status document."""
         with self._lock:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 import statistics
-import tempfile
 import time
 from pathlib import Path
 from typing import NamedTuple
 
-from everystep.store.files import TEMPORARY_PREFIX, RunPath
+from everystep.store.files import RunPath, remove_file, temporary_for
+from everystep.store.meter import Meter
 from everystep.store.stream import BUFFER_BYTES, DEPTH, StreamWriter
 
 _SYNCS = 5
 _BLOCK_BYTES = 4096
 _WRITE_BYTES = 128 << 20
+_SECONDS_MAX = 10.0
 
 
 class Disk(NamedTuple):
@@ -22,16 +23,28 @@ class Disk(NamedTuple):
     write_bytes_per_second: float
 
 
-def measure_disk(run: Path) -> Disk:
-    """Writes less than 200 MiB beside the run's epochs, and removes them again."""
-    with tempfile.TemporaryDirectory(prefix=f"{TEMPORARY_PREFIX}probe-", dir=run) as folder:
-        place = RunPath(Path(folder))
-        return Disk(_sync_seconds(place / "sync"), _rate(place / "rate"))
+def measure_disk(run: Path, meter: Meter | None = None) -> Disk:
+    """Writes about 200 MiB beside the run's epochs. The files have no name as soon as they are open: nothing
+    is left of them, however this process ends."""
+    meter, need = meter or Meter(), BUFFER_BYTES * DEPTH + _WRITE_BYTES
+    limit = meter.limits.disk_bytes_per_second
+    if limit and need > _SECONDS_MAX * limit:  # the limit is what there is: a disk is hardly slower
+        return Disk(_sync_seconds(run), float(limit))
+    meter.lend(run, need)
+    return Disk(_sync_seconds(run), _rate(run))
 
 
-def _sync_seconds(path: RunPath) -> float:
+def _nameless(run: Path, buffer_bytes: int) -> StreamWriter:
+    path = temporary_for(RunPath(run) / "probe")
+    try:
+        return StreamWriter(path, buffer_bytes=buffer_bytes)
+    finally:
+        remove_file(path)
+
+
+def _sync_seconds(run: Path) -> float:
     seconds = []
-    writer = StreamWriter(path, buffer_bytes=_BLOCK_BYTES)
+    writer = _nameless(run, _BLOCK_BYTES)
     try:
         for _ in range(_SYNCS):
             began = time.perf_counter()
@@ -44,10 +57,10 @@ def _sync_seconds(path: RunPath) -> float:
     return statistics.median(seconds)
 
 
-def _rate(path: RunPath) -> float:
+def _rate(run: Path) -> float:
     """Of what follows the first lap through the buffers: that one makes their memory real."""
     data = memoryview(os.urandom(1 << 20))
-    writer = StreamWriter(path)
+    writer = _nameless(run, BUFFER_BYTES)
     try:
         _append(writer, data, BUFFER_BYTES * DEPTH)
         writer.drain()

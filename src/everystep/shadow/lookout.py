@@ -1,0 +1,71 @@
+"""Looks at the run's directory, in a thread of its own: a file system that hangs must not hold up replay, and
+with it training. Everybody else goes by what was seen last."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from everystep.shadow.beside import begin, guarded
+
+_LOOK_SECONDS = 1.0
+_HANGS_SECONDS = 10.0
+
+
+class Seen(NamedTuple):
+    lost: str = ""  # what became of the directory, in words
+    tagged: bool = True  # the bucket has every tag that is there
+
+
+class Lookout:
+    def __init__(self, look: Callable[[], Seen]) -> None:
+        self._look = look
+        self.seen = Seen()
+        self._asked = self._answered = 0
+        self._wake = threading.Event()
+        self._began_at: float | None = None
+        self._thread: threading.Thread | None = None
+
+    def keep_watch(self) -> None:
+        """Called now and then by the main thread: where no thread can be had, it is tried again."""
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = begin("lookout", self._watch, self._failed)
+
+    def ask(self) -> int:
+        """Have a look now; `has_answered` tells when it is done. Main thread only."""
+        self._asked += 1
+        self._wake.set()
+        return self._asked
+
+    def has_answered(self, number: int) -> bool:
+        """Whether what was seen is as new as that question."""
+        return self._answered >= number
+
+    @property
+    def problem(self) -> str:
+        began = self._began_at
+        if began is None or time.monotonic() - began < _HANGS_SECONDS:
+            return ""
+        return f"the file system of the run has not answered for more than {_HANGS_SECONDS:g} s"
+
+    def look(self) -> None:
+        """In the caller's thread, which may have met trouble first."""
+        guarded(self._look_once, self._failed)
+
+    def _watch(self) -> None:
+        while True:
+            number, self._began_at = self._asked, time.monotonic()
+            self.look()
+            self._answered, self._began_at = number, None
+            self._wake.wait(_LOOK_SECONDS)
+            self._wake.clear()
+
+    def _look_once(self) -> None:
+        self.seen = self._look()
+
+    def _failed(self, error: Exception) -> None:
+        self.seen = Seen(
+            f"run directory cannot be looked at ({type(error).__name__}: {error})", False
+        )

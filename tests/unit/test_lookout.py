@@ -1,0 +1,89 @@
+"""A file system that hangs holds up nobody but who looks at it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from everystep.shadow import lookout as lookouts
+from everystep.shadow.lookout import Lookout, Seen
+from everystep.shadow.presence import Presence
+
+
+def until(condition: Any) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_an_answer_is_as_new_as_its_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookouts, "_HANGS_SECONDS", 0.05)
+    may, lost = threading.Event(), ["", "gone"]
+    may.set()
+
+    def look() -> Seen:
+        said = lost[0]
+        may.wait(30)
+        return Seen(said)
+
+    watch = Lookout(look)
+    watch.keep_watch()
+    first = watch.ask()
+    until(lambda: watch.has_answered(first))
+    may.clear()
+    second = watch.ask()
+    until(lambda: watch.problem)
+    assert not watch.has_answered(second) and watch.seen == Seen(), "nobody waits for it"
+    lost.pop(0)
+    third = watch.ask()
+    may.set()
+    until(lambda: watch.has_answered(third))
+    assert watch.seen.lost == "gone" and not watch.problem
+
+
+def test_a_look_that_fails_is_told_and_the_next_one_heals() -> None:
+    failing = [True]
+
+    def look() -> Seen:
+        if failing[0]:
+            raise MemoryError
+        return Seen()
+
+    watch = Lookout(look)
+    watch.look()
+    assert "MemoryError" in watch.seen.lost and not watch.seen.tagged
+    failing[0] = False
+    watch.look()
+    assert watch.seen == Seen()
+
+
+def test_no_thread_to_be_had_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = Lookout(Seen)
+    with monkeypatch.context() as patched:
+
+        def refuse(_: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        patched.setattr(threading.Thread, "start", refuse)
+        watch.keep_watch()
+    assert "can't start new thread" in watch.seen.lost
+    watch.keep_watch()
+    until(lambda: watch.seen == Seen())
+
+
+@pytest.mark.parametrize(("lost", "fenced"), [("gone", False), ("", True), ("", False)])
+def test_claims_are_taken_back(lost: str, fenced: bool) -> None:
+    it: Any = SimpleNamespace(
+        lost=lost, _persister=SimpleNamespace(state=SimpleNamespace(fenced=fenced))
+    )
+    told = {"durable_step": 7, "durable_age_seconds": 1.0, "based_step": 5, "epoch": 2}
+    honest = Presence.honest(it, told)
+    void = bool(lost or fenced)
+    assert honest["epoch"] == 2
+    assert honest["durable_step"] == honest["based_step"] or not void
+    assert (honest["durable_step"] is None) is void

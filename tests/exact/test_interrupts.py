@@ -1,5 +1,5 @@
-"""Ctrl-C (or any exception) in the midst of a seal: the step is not sealed, nobody waits for it, and the turn is
-taken back when the loop begins again."""
+"""Ctrl-C (or any exception) in the midst of a seal: the step is not sealed, nobody waits for it, and the turn
+is taken back when the loop begins again."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ _CARRY_OUT = (
             if self.manifest != before:
                 self._write(before)
             raise
-        return remove(doomed, lambda: check_fence(self._run, before.epoch))
+        return remove(doomed, self._check_ours)
 """,
     """        return remove(unreferenced(self._run, plan.keep, 10**9), lambda: None)
 """,
@@ -182,7 +182,7 @@ MUTANTS = [
     Mutant(
         "a gradient of zeros comes back as none",
         "recover/pending.py",
-        "torch.zeros_like(parameter).detach() if zeros[atom] else None",
+        "torch.zeros_like(parameter, dtype=kind).detach() if zeros[atom] else None",
         "None",
     ),
     Mutant(

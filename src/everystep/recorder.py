@@ -174,11 +174,11 @@ class Recorder:
             self.guarded(self.tap.open)()
 
     def seal(self) -> None:
-        idle_before = self._device_is_idle
+        idle_before, rested = self._device_is_idle, self._rests
         self._seal_next()
         self._look_after()
         tap = self.tap
-        if tap is None or not tap.has_sent_all:
+        if tap is None or not (tap.has_sent_all or (rested and self._rests)):
             self.health.skip()
         else:
             device = self._past["device_stall_seconds"] + tap.copier.stall_seconds
@@ -186,6 +186,11 @@ class Recorder:
             share = (idle_before + 1) / 2 if self._device_is_idle else 0.0
             self.health.sealed(self.step, share=share, device=device)
         self.tell_trouble()
+
+    @property
+    def _rests(self) -> bool:
+        """Between two bases of a run without a log, where most steps are."""
+        return self.tap is not None and self.tap.resting
 
     @property
     def _device_is_idle(self) -> bool:
@@ -214,7 +219,7 @@ class Recorder:
                 self.guarded(self.change)()
         self.guarded(self.look_after_shadow)()
         if self.live is not None and (self.tap is None or not self.tap.flowing):
-            self.turn.look(self.live)
+            self.guarded(self.turn.look)(self.live)
 
     def tell_trouble(self) -> None:
         """Steps that are not recorded, or not written, are nothing to find out after a crash."""

@@ -81,6 +81,7 @@ def _sign(status: Mapping[str, Any]) -> object:
     limits, bucket = status.get("limits") or {}, status.get("bucket") or {}
     return (
         *(status.get(name) for name in ("records", "based_atoms", "durable_step", "bases_written")),
+        status.get("store_operations"),
         *(limits.get(name) for name in ("written_last_day_bytes", "waited_seconds")),
         *(bucket.get(name) for name in ("sent_bytes", "retries", "step")),
     )

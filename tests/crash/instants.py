@@ -31,7 +31,7 @@ IN_LOOP: dict[str, tuple[str, list[str]]] = {
     "sealed": ("after", ["everystep.capture.tap:Tap.seal"]),
 }
 IN_ATTACH: dict[str, tuple[str, list[str]]] = {
-    "found": ("after", ["everystep.session:find_newest"]),
+    "found": ("after", ["everystep.resuming:find_newest"]),
     "loading": ("before", ["everystep.loading:load_optimizers"]),
     "loaded": ("after", ["everystep.loading:load_optimizers"]),
     "before the shadow": ("before", ["everystep.connection:start_shadow"]),

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import everystep
-from everystep import session
+from everystep import resuming
 from everystep.errors import Fenced
 from everystep.recover.find import find_newest
 from everystep.store.layout import epoch_dir, epoch_numbers
@@ -38,7 +38,7 @@ def writes_meanwhile(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Each time that a state is loaded, another host has claimed the next of these epochs meanwhile."""
 
     def arrange(source: Path, run: Path, *numbers: int) -> None:
-        left, plain = list(numbers), session.load_point
+        left, plain = list(numbers), resuming.load_point
 
         def load(*given: Any, **more: Any) -> list[int]:
             if left:
@@ -46,7 +46,7 @@ def writes_meanwhile(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
                 shutil.copytree(epoch_dir(source, number), epoch_dir(run, number))
             return plain(*given, **more)
 
-        monkeypatch.setattr(session, "load_point", load)
+        monkeypatch.setattr(resuming, "load_point", load)
 
     return arrange
 

@@ -57,6 +57,24 @@ def accumulating(window: int, kind: Callable[[Any], Any], clear: str) -> Job:
     return Job(model, optimizer, turn)
 
 
+def in_float32(clear: str) -> Job:
+    """Weights of 16 bits whose gradients are summed up in 32."""
+    model = nn.Sequential(nn.Linear(5, 6), nn.Linear(6, 5)).bfloat16()
+    for parameter in model.parameters():
+        parameter.grad_dtype = torch.float32
+    optimizer = optim.SGD(model.parameters(), lr=0.05)
+
+    def turn(step: int) -> Any:
+        loss = model(torch.randn(4, 5).bfloat16()).square().mean()
+        loss.backward()
+        if step % 3 == 2:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=clear == "none")
+        return loss.detach()
+
+    return Job(model, optimizer, turn)
+
+
 def sparse() -> Job:
     """A gradient of another layout stays one when it is cleared."""
     model = nn.Embedding(8, 3, sparse=True)
@@ -217,3 +235,15 @@ def test_a_bare_loop_may_seal_turns_that_only_accumulate(tmp_path: Path) -> None
             model(x).sum().backward()
             run.seal()
         assert run.step == 3
+
+
+@pytest.mark.parametrize("source", ["shadow", "store"])
+def test_gradients_of_another_type_than_their_parameters(tmp_path: Path, source: str) -> None:
+    for clear in ("none", "zeros"):
+        check(partial(in_float32, clear), tmp_path / clear, total=7, die_at=(2, 5), source=source)
+
+
+def test_gradients_of_another_type_in_a_log(tmp_path: Path) -> None:
+    check(
+        partial(in_float32, "none"), tmp_path, total=7, die_at=(2, 5), source="store", durable_log=1
+    )

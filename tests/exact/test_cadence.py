@@ -11,11 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import xxhash
 from torch import nn, optim
 
 import everystep
+from everystep.capture.turn import _BYTES_PER_STEP
 from everystep.store.runs import read_lineage
 
 from .harness import Job, check, look, same, seed_all
@@ -263,3 +266,29 @@ def test_limits_reach_the_shadow_and_it_tells_what_they_hold_up(tmp_path: Path) 
         held_up = status["based_step"]
         training.flush(30)
         assert training.status()["based_step"] == training.step > held_up
+
+
+def test_steps_that_rest_look_at_a_part_of_large_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To digest all of them would cost more than what `every` saves. Each has its turn."""
+    model = torch.nn.Embedding(6 << 18, 4)  # 24 MiB
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    seen: list[memoryview] = []
+    plain, patched = xxhash.xxh3_64_intdigest, -1
+    with everystep.attach(model, optimizer, run=tmp_path / "run", every=1000) as run:
+        for step in run.steps(40):
+            if patched < 0 and run.status()["mode"] == "periodic":
+                patched = step
+                monkeypatch.setattr(
+                    xxhash, "xxh3_64_intdigest", lambda view: seen.append(view) or plain(view)
+                )
+            if step == patched + 6:
+                break
+            model(torch.randint(100, (4,))).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        monkeypatch.undo()
+        assert patched > 0 and sum(view.nbytes for view in seen) == 6 * _BYTES_PER_STEP
+        places = {np.frombuffer(view, np.uint8).ctypes.data for view in seen}
+        assert len(places) == 6, "not each part has had its turn"

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 import everystep
-from everystep import session
+from everystep import resuming
 from everystep.errors import StepUnavailable
 from everystep.lane.runtime import read_card, runtime_dir
 
@@ -345,9 +345,9 @@ def test_damage_that_is_met_on_the_way(
     """Where steps before it were redone in live tensors already, everything is loaded again up to there."""
     end, losses, _ = unbroken(adamw, TOTAL)
     flip(logged, step, part)
-    load, loaded = session.load_point, []
+    load, loaded = resuming.load_point, []
     monkeypatch.setattr(
-        session, "load_point", lambda f, *a, **k: loaded.append(f) or load(f, *a, **k)
+        resuming, "load_point", lambda f, *a, **k: loaded.append(f) or load(f, *a, **k)
     )
     with pytest.warns(UserWarning, match=f"the record of step {step} is damaged"):
         outcome = resume(adamw, logged, TOTAL, seed=SEED + 1, durable_log=1)

@@ -76,11 +76,25 @@ class Shifting(optim.Optimizer):
         self.mean = torch.zeros(2)
         self.everything = [p for group in self.param_groups for p in group["params"]]
         self.measure = weight_of
+        self.pace = 1.0
+        setattr(self, "ema-decay", 0.9)
         self._seed = seed
+
+    @property
+    def pace(self) -> float:
+        """Kept under its own name, behind the property."""
+        pace: float = vars(self)["pace"]
+        return pace
+
+    @pace.setter
+    def pace(self, pace: float) -> None:
+        vars(self)["pace"] = pace
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
         self.count += 1
+        self.pace += 0.1
+        vars(self)["ema-decay"] *= 0.9
         shared = self.state.setdefault("shared", {"count": 0})
         shared["count"] += 1
         shared["mean"] = shared.get("mean", torch.zeros(())) + self.count
@@ -98,7 +112,8 @@ class Shifting(optim.Optimizer):
             shuffle(draw, state, p)
             slots = [state[name] for name in sorted(state, key=repr)]
             scale = self.measure([*slots, self.mean, shared["mean"]])
-            p.sub_(p.grad, alpha=self.param_groups[0]["lr"] / (1 + scale))
+            lr = self.param_groups[0]["lr"] / self.pace * vars(self)["ema-decay"]
+            p.sub_(p.grad, alpha=lr / (1 + scale))
 
 
 def adam(params: Any, seed: int) -> optim.Optimizer:

@@ -87,6 +87,24 @@ def an_attribute_that_is_no_text() -> Any:
 class Wrapped(torch.optim.SGD):
     """Not torch's own: its attributes are state."""
 
+    @staticmethod
+    def reducer(values: Any) -> Any:
+        return values.mean()
+
+
+def with_attribute(name: Any, value: Any) -> Any:
+    net = model()
+    optimizer = Wrapped(net.parameters(), lr=0.1)
+    vars(optimizer)[name] = value
+    return net, {"optimizer": optimizer}, repr(name)
+
+
+def with_group_key(key: Any) -> Any:
+    net = model()
+    optimizer = adam(net)
+    optimizer.param_groups[0][key] = 0.5
+    return net, {"optimizer": optimizer}, f"param_groups[0]: the key {key!r}"
+
 
 def itself() -> Any:
     loop: list[Any] = []
@@ -123,6 +141,9 @@ CASES: dict[str, Callable[[], Any]] = {
     "no text as key": a_key_that_is_no_text,
     "no text as state": lambda: with_state({"a\ud800": {}}, r"a\ud800"),
     "no text as attribute": an_attribute_that_is_no_text,
+    "attribute over a method": lambda: with_attribute("reducer", "mean"),
+    "number as attribute": lambda: with_attribute(5, 0.5),
+    "number in a group": lambda: with_group_key(5),
     "loop": lambda: with_state({"s": {"a": itself()}}, "state['s']['a'][0][0]"),
     "no mapping": lambda: with_state([1], "state is a list"),
     "number as name": lambda: with_state({1: {}}, "under the key 1"),

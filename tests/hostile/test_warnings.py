@@ -15,11 +15,11 @@ import torch
 from torch import nn
 
 import everystep
-from everystep import recorder, waiting
+from everystep import sealed, waiting
 from everystep.capture.tap import Tap
 from everystep.core import patience
 from everystep.errors import LaneTimeout
-from everystep.recorder import Recorder
+from everystep.sealed import Sealed
 
 _DEADLINE_SECONDS = 60.0
 # a shadow that fails at one record while it is in step, and is soon taken for well again
@@ -145,7 +145,7 @@ def test_a_close_that_does_not_finish_is_told(
 ) -> None:
     """Whatever ended it: a close without a word means that everything is durable."""
     training = Training(tmp_path / "run")
-    monkeypatch.setattr(Recorder, "finish", lambda self: None)
+    monkeypatch.setattr(Sealed, "finish", lambda self: None)
     with pytest.warns(UserWarning, match="the last steps were not written"):
         training.run.close()
 
@@ -160,7 +160,7 @@ def test_a_shadow_that_does_not_write_is_not_waited_for_without_end(
     """Nor in silence: what is waited for is said, and in the end what it stands at."""
     monkeypatch.setattr(patience, "TELL_SECONDS", 1.0)
     monkeypatch.setattr(waiting, "DurableWait", partial(waiting.DurableWait, still=4.0))
-    monkeypatch.setattr(recorder, "DurableWait", waiting.DurableWait)
+    monkeypatch.setattr(sealed, "DurableWait", waiting.DurableWait)
     training = Training(tmp_path / "run", on_failure="raise")
     training.run.flush(60)
     training.step()

@@ -20,13 +20,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from everystep.core.census import Atom, Census, Mode, OptimizerSpec
 from everystep.core.events import Seal
 from everystep.core.retention import Rules
-from everystep.errors import CorruptData, NothingToRecover, StepUnavailable, UsageError
+from everystep.errors import CorruptData, NothingToRecover, StepUnavailable, StoreError, UsageError
 from everystep.format.base import Manifest, Point, SessionValues, after_seal
 from everystep.recover.find import find_newest
 from everystep.store import bases
 from everystep.store.bases import BaseReader, Snapshot, SnapshotTensor, read_index
 from everystep.store.epoch import EpochWriter
 from everystep.store.files import RunPath
+from everystep.store.meter import Meter
 from everystep.store.retention import plan_retention, unreferenced
 from everystep.store.runs import Candidate, read_lineage, read_manifest
 from everystep.store.tags import read_tags, remove_tag, set_tag
@@ -322,3 +323,31 @@ def test_an_index_that_cannot_be_read_now_is_not_one_that_refers_to_nothing(
     assert verify_run(run).problems == []
     writer.retain()
     assert verify_run(run).valid == [2]
+
+
+def test_a_base_that_no_reader_would_take_is_not_called_durable(tmp_path: Path) -> None:
+    run, writer = tmp_path / "run", EpochWriter(tmp_path / "run", None, Rules())
+    writer.commit(snapshot(1))
+    good = snapshot(2)
+    wrong = good._replace(tensors=[good.tensors[0]._replace(shape=(2, 32)), *good.tensors[1:]])
+    with pytest.raises(StoreError, match="nobody could load"):
+        writer.commit(wrong)
+    assert [c.entry.step for c in read_lineage(run).candidates] == [1]
+    writer.commit(good)
+    assert [c.entry.step for c in read_lineage(run).candidates] == [2, 1]
+
+
+def test_reading_back_and_removing_are_counted(tmp_path: Path) -> None:
+    """Whoever waits for a flush sees that something is done, however long it takes."""
+    meter = Meter()
+    writer = EpochWriter(tmp_path / "run", None, Rules(keep_last=1), meter=meter)
+    writer.commit(snapshot(1))
+    written = meter.operations
+    assert written > 0
+    writer.retain()  # nothing to forget, nothing to check
+    assert meter.operations == written
+    writer.commit(snapshot(2))
+    written = meter.operations
+    removed = len(list((tmp_path / "run").rglob("bases/*1/*")))
+    writer.retain()
+    assert meter.operations - written > removed > 0

@@ -56,7 +56,7 @@ _CARRY_OUT = (
             if self.manifest != before:
                 self._write(before)
             raise
-        return remove(doomed, lambda: check_fence(self._run, before.epoch))
+        return remove(doomed, self._check_ours)
 """,
     """        return remove(unreferenced(self._run, plan.keep, 10**9), lambda: None)
 """,
@@ -157,8 +157,8 @@ MUTANTS = [
     ),
     Mutant(
         "random states are not restored",
-        "session.py",
-        "            restore_rng(self._rng_to_restore)",
+        "resuming.py",
+        "            restore_rng(self._rng)",
         "            pass",
     ),
     Mutant(
@@ -182,7 +182,7 @@ MUTANTS = [
     Mutant(
         "a gradient of zeros comes back as none",
         "recover/pending.py",
-        "torch.zeros_like(parameter).detach() if zeros[atom] else None",
+        "torch.zeros_like(parameter, dtype=kind).detach() if zeros[atom] else None",
         "None",
     ),
     Mutant(
@@ -205,9 +205,10 @@ MUTANTS = [
     ),
     Mutant(
         "a step recorded after its seal has the random states of that time",
-        "recorder.py",
-        "            self.tap.seal(self.step, self._still_sealed(operation))\n",
-        "            self.tap.seal(self.step, Moment.now(self._user_state, self.live))\n",
+        "sealed.py",
+        "            recorder.tap.seal(recorder.step, self._still_sealed(operation))\n",
+        "            now = Moment.now(recorder._user_state, recorder.live)\n"
+        "            recorder.tap.seal(recorder.step, now)\n",
     ),
     Mutant(
         "state under keys that are no parameters does not come back",
@@ -294,7 +295,7 @@ MUTANTS = [
     ),
     Mutant(
         "param groups that a broken turn added stay",
-        "session.py",
+        "resuming.py",
         "        remove_later_groups(live.census, live.keyed)\n",
         "",
     ),
@@ -338,9 +339,27 @@ MUTANTS = [
     ),
     Mutant(
         "residuals of groups that were given back do not come back",
-        "session.py",
+        "resuming.py",
         """            live = self._timed("census", recorder.census)\n        recorder""",
         "            pass\n        recorder",
+    ),
+    Mutant(
+        "a shadow that is started while training is rewound claims the run for the line that was left",
+        "recorder.py",
+        "        self.drop()\n        self.starter.abandon()\n",
+        "        self.drop()\n",
+    ),
+    Mutant(
+        "a step counts whose seal was interrupted",
+        "recorder.py",
+        "                self.step -= 1\n",
+        "                pass\n",
+    ),
+    Mutant(
+        "attributes under odd names come from no store",
+        "replay/optimizers.py",
+        "not isinstance(name, str) or not is_text(name)",
+        "not isinstance(name, str) or not name.isidentifier()",
     ),
     Mutant(
         "a step that is sealed again has the versions of the next one",

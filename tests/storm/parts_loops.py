@@ -54,6 +54,32 @@ for step in run.steps(TOTAL):
     @turn
 """
 
+_REWIND_LOST = """
+rewound = life != 0
+for step in run.steps(TOTAL):
+    if step == $to and life >= 0:
+        run.flush(60)
+    if step == $to + $k and not rewound and (shadow := run.status().get("pid")):
+        os.kill(shadow, signal.SIGKILL)
+        time.sleep($wait)
+    if step == $to + 3 and not rewound:  # a new shadow is being started, perhaps
+        rewound = True
+        tell("again", run.rewind($to))
+        continue
+    @turn
+"""
+_BREAKS = """
+class Breaks:
+    armed = False
+    def state_dict(self):
+        if self.armed and sys._getframe(1).f_globals["__name__"].startswith("everystep"):
+            self.armed = False
+            raise KeyboardInterrupt
+        return {}
+    def load_state_dict(self, stored):
+        pass
+"""
+
 LOOPS = [
     part("steps", {"loop": _STEPS}, weight=5),
     part("seal", {"loop": _SEAL}, weight=2),
@@ -68,6 +94,30 @@ LOOPS = [
         tells="left in its midst",
         place=["stepped", "backward"],
         at=[2, 4, 5],
+    ),
+    part(
+        "seal_interrupted",
+        {
+            "defs": _BREAKS,
+            "state": 'state["breaks"] = breaks = Breaks()',
+            "loop": _INTERRUPTED,
+            "placed": "if life >= 0 and attempt == 0 and step == $at:\n    breaks.armed = True",
+        },
+        weight=0.7,
+        gives="goes_back",
+        bars="scaler",
+        tells="left in its midst",
+        place=["stepped", "backward"],
+        at=[2, 4, 5],
+    ),
+    part(
+        "rewind_lost",
+        {"loop": _REWIND_LOST},
+        weight=0.6,
+        gives="goes_back shadow_hit",
+        to=[2, 3],
+        k=[1, 2, 2],
+        wait=[0.0, 0.1, 0.3],
     ),
     part("rewind", {"loop": _REWIND}, weight=0.6, gives="goes_back", to=[2, 3]),
 ]

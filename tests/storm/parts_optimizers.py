@@ -260,6 +260,14 @@ OPTIMIZERS = [
         "\n        super().load_state_dict(stored)",
     ),
     _own(
+        "odd_attributes",  # names that are no identifiers, and one behind a property
+        'p.sub_(p.grad, alpha=group["lr"] * getattr(self, "ema-decay") / self.pace)',
+        before='self.pace += 1\nvars(self)["ema-decay"] *= 0.9\nself.late = self.pace',
+        init='\n        self.pace = 0\n        vars(self)["ema-decay"] = 1.0',
+        more="\n    @property\n    def pace(self):\n        return vars(self)['pace']"
+        "\n    @pace.setter\n    def pace(self, pace):\n        vars(self)['pace'] = pace",
+    ),
+    _own(
         "replacing",
         's["m"] = 0.9 * s.get("m", torch.zeros_like(p)) + p.grad\n'
         'p.sub_(s["m"] / (1 + s["m"].norm()), alpha=group["lr"])',

@@ -86,21 +86,21 @@ def test_a_simple_program_holds(storm: Storm) -> None:
 
 
 WRONG_SLOT = """
-import everystep.session as session
-plain = session.load_point
+import everystep.resuming as resuming
+plain = resuming.load_point
 def load_point(found, live, path, **given):
     versions = plain(found, live, path, **given)
     next(iter(live.optimizers[0].state.values()))["exp_avg"].view(-1)[-1] += 1e-7
     return versions
-session.load_point = load_point
+resuming.load_point = load_point
 """
 LOST_STEP = """
-import everystep.session as session
-session.find_newest = lambda *given, **more: (None, None)
+import everystep.resuming as resuming
+resuming.find_newest = lambda *given, **more: (None, None)
 """
 WRONG_RANDOM = """
-import everystep.session as session
-session.restore_rng = lambda states: None
+import everystep.resuming as resuming
+resuming.restore_rng = lambda states: None
 """
 REPEATED_TURN = """
 from everystep.loop import Steps

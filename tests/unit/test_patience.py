@@ -9,6 +9,7 @@ from everystep.core.patience import (
     Patience,
     Wait,
 )
+from everystep.waiting import _sign
 
 
 def test_as_long_as_it_goes_on_it_is_waited_for_and_told_now_and_then() -> None:
@@ -31,3 +32,9 @@ def test_what_stands_still_is_given_up() -> None:
 def test_who_does_not_say_how_far_it_is_does_not_move() -> None:
     patience = Patience(0.0, 10.0)
     assert [patience.look(None, now) for now in (1.0, 9.0, 10.5)] == [Wait.ON, Wait.ON, Wait.OVER]
+
+
+def test_a_shadow_that_reads_a_base_back_or_removes_files_gets_on() -> None:
+    status = {"durable_step": 3, "store_operations": 7}
+    assert _sign(status) == _sign(dict(status))
+    assert _sign(status) != _sign({**status, "store_operations": 8})

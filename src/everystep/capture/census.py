@@ -75,11 +75,12 @@ class LiveCensus:
         pairs = zip(self.census.optimizers, self.optimizers, strict=True)
         self.group_values = [GroupValues(optimizer, spec.key) for spec, optimizer in pairs]
         self._forms = self._group_forms()
-        moved = [atom for spec in self.census.optimizers for atom in spec.atoms]
-        self._moved = [self.tensors[atom] for atom in moved]
-        self.in_no_optimizer = tuple(a for a in self.census.parameters if a not in set(moved))
-        self._unmoved = {atom: self.homes[atom] for atom in self.homes.keys() - set(moved)}
-        homes = [(*self.homes[atom], self.tensors[atom]) for atom in self.homes.keys() & set(moved)]
+        in_order = [atom for spec in self.census.optimizers for atom in spec.atoms]
+        self._moved = [self.tensors[atom] for atom in in_order]
+        moved = set(in_order)
+        self.in_no_optimizer = tuple(a for a in self.census.parameters if a not in moved)
+        self._unmoved = {atom: self.homes[atom] for atom in self.homes.keys() - moved}
+        homes = [(*self.homes[atom], self.tensors[atom]) for atom in self.homes.keys() & moved]
         self._homes_of_moved = [module._parameters for module, *_ in homes]
         self._names_of_moved = [name for _, name, _ in homes]
         self._at_home = [tensor for *_, tensor in homes]

@@ -25,6 +25,26 @@ class LetGo(Exception):
     """No slot is free and the trainer may not wait: records are let go from here on."""
 
 
+class OrLetGo:
+    """Around what may find the ring full."""
+
+    def __init__(self, let_go: Callable[[], None]) -> None:
+        self._let_go = let_go
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: object
+    ) -> bool:
+        if not isinstance(error, LetGo):
+            return False
+        # a traceback holds frames, and those of the user's step hold its largest tensors
+        error.__traceback__ = None
+        self._let_go()
+        return True
+
+
 class Outbox:
     def __init__(
         self,

@@ -21,6 +21,7 @@ from everystep.capture.census import LiveCensus
 from everystep.capture.outbox import Outbox
 from everystep.core.events import GRADIENT, Presence, pack_presence
 from everystep.core.pending import Habit, carries_over, learn
+from everystep.replay.tensors import gradient_dtype
 
 log = logging.getLogger("everystep")
 
@@ -116,7 +117,8 @@ class PendingGradients:
 
     def _send(self, atom: int, gradient: torch.Tensor) -> bool:
         """False: there is nothing in it but zeros, which need no bytes."""
-        if gradient.device.type == "cpu" and _is_zero(gradient):
+        usual = gradient.dtype is gradient_dtype(self._live.tensors[atom])
+        if usual and gradient.device.type == "cpu" and _is_zero(gradient):
             return False
         self._outbox.tensor(atom, GRADIENT, gradient, stays=False)
         return True

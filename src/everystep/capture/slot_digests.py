@@ -1,6 +1,8 @@
-"""Digests of optimizer slots on the CPU: writes through `.data` leave no other trace."""
+"""Digests of optimizer slots and weights on the CPU: writes through `.data` leave no other trace."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterable
 
 import torch
 import xxhash
@@ -8,30 +10,33 @@ import xxhash
 from everystep.capture.census import LiveCensus
 from everystep.replay.tensors import raw_bytes
 
-_BYTES_PER_STEP = 16 << 20  # of an optimizer with more, a part after each step, in turn
+_BYTES_PER_STEP = 16 << 20  # of what is larger, a part after each step, in turn
 
 
-class SlotDigests:
-    """Of one optimizer. Owned by the training thread. Valid as long as the slots are the same objects at the
-    same addresses, which the watch sees at every look."""
+class Digests:
+    """Of some tensors' memory. Owned by the training thread. Valid as long as they are the same objects at
+    the same addresses, which whoever watches sees at every look."""
 
-    def __init__(self, live: LiveCensus, index: int) -> None:
-        self._live, self._index = live, index
+    def __init__(
+        self, find: Callable[[], Iterable[tuple[int, torch.Tensor]]], bytes_per_step: int
+    ) -> None:
+        self._find, self._bytes_per_step = find, bytes_per_step
         self._views: list[tuple[int, memoryview]] = []
         self._memory = ByteViews()
         self._marked: list[tuple[int, memoryview]] = []  # the part whose turn it is
         self._digests: list[int] = []
-        self._next = 0
+        self._next, self._at = 0, 0  # view and byte where the next part begins
 
     def mark(self, *, anew: bool) -> None:
-        """The slots are known as they are now. `anew`: they may be other tensors than before."""
+        """All is known as it is now. `anew`: they may be other tensors than before."""
         if anew:
-            self._views = self._look()
+            self._memory.turn()
+            self._views = [(atom, self._memory.of(tensor)) for atom, tensor in self._find()]
         self._marked = self._part()
         self._digests = self._now()
 
     def edited(self) -> list[int]:
-        """Atoms whose slots were written since the last mark; they are marked anew."""
+        """Atoms whose bytes were written since the last mark; they are marked anew."""
         now = self._now()
         if now == self._digests:
             return []
@@ -47,24 +52,41 @@ class SlotDigests:
         return [xxhash.xxh3_64_intdigest(view) for _, view in self._marked]
 
     def _part(self) -> list[tuple[int, memoryview]]:
-        if sum(view.nbytes for _, view in self._views) <= _BYTES_PER_STEP:
+        left = self._bytes_per_step
+        if sum(view.nbytes for _, view in self._views) <= left:
             return self._views
         part: list[tuple[int, memoryview]] = []
-        left = _BYTES_PER_STEP
-        while left > 0 and len(part) < len(self._views):
-            self._next = (self._next + 1) % len(self._views)
-            part.append(self._views[self._next])
-            left -= part[-1][1].nbytes
+        while left > 0:
+            atom, view = self._views[self._next % len(self._views)]
+            piece = view[self._at : self._at + left]
+            part.append((atom, piece))
+            left -= piece.nbytes
+            self._at += piece.nbytes
+            if self._at >= view.nbytes:
+                self._next, self._at = (self._next + 1) % len(self._views), 0
         return part
 
-    def _look(self) -> list[tuple[int, memoryview]]:
-        self._memory.turn()
-        return [
-            (atom, self._memory.of(value))
-            for atom in self._live.census.optimizers[self._index].atoms
-            for value in self._live.state_of(self._index, atom).values()
-            if _is_plain(value)
-        ]
+
+def digests_of_slots(
+    live: LiveCensus, index: int, bytes_per_step: int = _BYTES_PER_STEP
+) -> Digests:
+    """Of one optimizer."""
+
+    def find() -> Iterable[tuple[int, torch.Tensor]]:
+        for atom in live.census.optimizers[index].atoms:
+            for value in live.state_of(index, atom).values():
+                if _is_plain(value):
+                    yield atom, value
+
+    return Digests(find, bytes_per_step)
+
+
+def digests_of_values(live: LiveCensus, atoms: Iterable[int], bytes_per_step: int) -> Digests:
+    """Of atoms that are on the CPU."""
+    chosen = list(atoms)
+    return Digests(
+        lambda: ((a, live.tensors[a]) for a in chosen if live.tensors[a].is_cpu), bytes_per_step
+    )
 
 
 def _is_plain(value: object) -> bool:

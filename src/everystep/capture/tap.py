@@ -23,7 +23,7 @@ from everystep.capture.copier import Copier
 from everystep.capture.early import Guard
 from everystep.capture.fingerprints import FingerprintSender
 from everystep.capture.nesting import outer_call
-from everystep.capture.outbox import LetGo, Outbox
+from everystep.capture.outbox import OrLetGo, Outbox
 from everystep.capture.pending import PendingGradients
 from everystep.capture.release_points import points_outside, release_points
 from everystep.capture.rng import capture_rng
@@ -374,8 +374,8 @@ class Tap:
 
     # ------------------------------------------------------------------ letting go
 
-    def _or_let_go(self) -> _OrLetGo:
-        return _OrLetGo(self)
+    def _or_let_go(self) -> OrLetGo:
+        return OrLetGo(self.let_go)
 
     def let_go(self, *, told: bool = False) -> None:
         """Stop recording; the shadow, once told, writes what it has and asks for a new base."""
@@ -430,6 +430,11 @@ class Tap:
         return not self._letting_go
 
     @property
+    def resting(self) -> bool:
+        """Nothing is recorded on purpose."""
+        return self._letting_go and self._resting
+
+    @property
     def dropping(self) -> bool:
         """Steps go unrecorded although every one should be."""
         return self._letting_go and not self._rest.periodic
@@ -478,23 +483,3 @@ def _no_collection() -> Iterator[None]:
         yield
     finally:
         gc.enable()
-
-
-class _OrLetGo:
-    """Around what may find the ring full."""
-
-    def __init__(self, tap: Tap) -> None:
-        self._tap = tap
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: Any
-    ) -> bool:
-        if not isinstance(error, LetGo):
-            return False
-        # a traceback holds frames, and those of the user's step hold its largest tensors
-        error.__traceback__ = None
-        self._tap.let_go()
-        return True

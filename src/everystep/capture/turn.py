@@ -10,14 +10,15 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
-import xxhash
 
 from everystep.capture.census import LiveCensus
 from everystep.capture.glance import Glance, Hints
 from everystep.capture.pending import GradientLooks
 from everystep.capture.rng import capture_rng
-from everystep.capture.slot_digests import ByteViews, SlotDigests
+from everystep.capture.slot_digests import digests_of_slots, digests_of_values
 from everystep.capture.state import UserState
+
+_BYTES_PER_STEP = 4 << 20  # of weights, and of each optimizer's slots
 
 
 class Moment(NamedTuple):
@@ -37,26 +38,27 @@ class Moment(NamedTuple):
 
 class Looks:
     """How tensors, slots and gradients look at a seal. Writes through `.data` show on the CPU only, in their
-    bytes; elsewhere hints are all there is."""
+    bytes; elsewhere hints are all there is. Most steps that are not recorded never have to be, so that of
+    what is large a part is looked at, in turn."""
 
     def __init__(self, live: LiveCensus) -> None:
         self.live = live
         moved = {atom for spec in live.census.optimizers for atom in spec.atoms}
-        self._written = [i for i, a in enumerate(live.census.atoms) if i in moved or a.buffer]
-        self._memory = ByteViews()
+        written = [i for i, a in enumerate(live.census.atoms) if i in moved or a.buffer]
+        self._bytes = [digests_of_values(live, written, _BYTES_PER_STEP)]
         on_the_cpu = [any(live.tensors[a].is_cpu for a in s.atoms) for s in live.census.optimizers]
-        self._slot_bytes = [SlotDigests(live, i) for i, here in enumerate(on_the_cpu) if here]
+        self._bytes += [
+            digests_of_slots(live, i, _BYTES_PER_STEP) for i, here in enumerate(on_the_cpu) if here
+        ]
 
     def mark(self) -> None:
         """Remember what is there now."""
         self.live.follow()
         self._atoms = Hints(self.live.tensors)
         self._slots = [Glance(optimizer) for optimizer in self.live.optimizers]
-        for digests in self._slot_bytes:
+        for digests in self._bytes:
             digests.mark(anew=True)
         self._gradients = GradientLooks(self.live)
-        self._memory.turn()
-        self._bytes = self._digests()
 
     def still_hold(self, consumed_by: set[int]) -> bool:
         live = self.live
@@ -65,13 +67,8 @@ class Looks:
             and Hints(live.tensors) == self._atoms
             and all(s.still_holds(o) for s, o in zip(self._slots, live.optimizers, strict=True))
             and not self._gradients.have_moved_on(live, consumed_by)
-            and not any(digests.differ() for digests in self._slot_bytes)
-            and self._digests() == self._bytes
+            and not any(digests.differ() for digests in self._bytes)
         )
-
-    def _digests(self) -> list[int]:
-        tensors = (self.live.tensors[atom] for atom in self._written)
-        return [xxhash.xxh3_64_intdigest(self._memory.of(t)) for t in tensors if t.is_cpu]
 
 
 class OpenTurn:

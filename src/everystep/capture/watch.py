@@ -15,7 +15,7 @@ import xxhash
 
 from everystep.capture.census import LiveCensus
 from everystep.capture.glance import Glance, Hints
-from everystep.capture.slot_digests import SlotDigests
+from everystep.capture.slot_digests import digests_of_slots
 from everystep.core.census import Mode
 from everystep.replay.tensors import raw_bytes
 
@@ -37,7 +37,8 @@ class Watch:
         self._views: dict[int, tuple[int, memoryview]] = {}
         moved = {atom for spec in live.census.optimizers for atom in spec.atoms}
         self._always = [i for i, atom in enumerate(live.census.atoms) if i in moved or atom.buffer]
-        self._frozen = [i for i in range(len(live.tensors)) if i not in set(self._always)]
+        always = set(self._always)
+        self._frozen = [i for i in range(len(live.tensors)) if i not in always]
         self._round = 0
         self._by_hints = all(t.device.type != "cpu" for t in live.tensors)
         self._atoms = [spec.atoms for spec in live.census.optimizers]
@@ -56,7 +57,7 @@ class Watch:
         self._seen = Hints([])
         self._hints: dict[int, Mark] = {}
         self._slots: list[Glance] = []
-        self._slot_bytes = [SlotDigests(live, index) for index in range(len(live.optimizers))]
+        self._slot_bytes = [digests_of_slots(live, i) for i in range(len(live.optimizers))]
         self.mark_all()
 
     def mark_all(self) -> None:

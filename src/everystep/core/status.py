@@ -109,6 +109,7 @@ class Status(msgspec.Struct, frozen=True):
     memory_bytes: int | None = None
     # the store
     writing: bool | None = None
+    store_operations: int | None = None
     bases_written: int | None = None
     durable_bytes: int | None = None
     durable_write_bytes_per_second: float | None = None

@@ -193,7 +193,8 @@ def _check_tensor(tensor: StoredTensor, index: BaseIndex) -> None:
 def _check_slot(census: Census, atom: int, slot: str, dtype: str, shape: tuple[int, ...]) -> None:
     if slot in ("", GRADIENT):
         described = census.atoms[atom]
-        if (dtype, shape) != (described.dtype, described.shape):
+        own_type = dtype == described.dtype or slot == GRADIENT  # which may be kept in another one
+        if not own_type or shape != described.shape:
             raise _Wrong(f"{described.name!r} as {dtype}{list(shape)}")
         return
     key, found, _ = slot.rpartition("/")

@@ -250,7 +250,7 @@ def _replay_tail(
                     _replay_call(event, payload, found, optimizers, tensors, ids)
                 elif isinstance(event, Edit):
                     waits = event.slot == GRADIENT
-                    target = pending.of(event.atom) if waits else slots.target(event)
+                    target = pending.of(event.atom, event.dtype) if waits else slots.target(event)
                     write_edit(target, event, payload)
                 elif isinstance(event, SlotValues):
                     slots.values(event)

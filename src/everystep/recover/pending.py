@@ -9,7 +9,7 @@ import torch
 from everystep.core.events import GRADIENT, Presence, unpack_presence
 from everystep.recover.find import Found
 from everystep.recover.upload import Uploads
-from everystep.replay.tensors import view_tensor
+from everystep.replay.tensors import dtype_of, gradient_dtype, view_tensor
 
 
 class Pending:
@@ -19,16 +19,18 @@ class Pending:
         self._tensors, self._ids = tensors, ids
         self._gradients: dict[int, torch.Tensor] = {}  # by the atom of the stored census
 
-    def of(self, atom: int) -> torch.Tensor:
-        """Room for an atom's gradient."""
-        if atom not in self._gradients:
-            self._gradients[atom] = torch.zeros_like(self._tensors[self._ids[atom]]).detach()
-        return self._gradients[atom]
+    def of(self, atom: int, dtype: str) -> torch.Tensor:
+        """Room for an atom's gradient, which may be of another type than the parameter."""
+        kind, room = dtype_of(dtype), self._gradients.get(atom)
+        if room is None or room.dtype is not kind:
+            parameter = self._tensors[self._ids[atom]].detach()
+            room = self._gradients[atom] = torch.zeros_like(parameter, dtype=kind)
+        return room
 
     def load(self, found: Found, uploads: Uploads) -> None:
         for t in found.tensors():
             if t.slot == GRADIENT and found.session.pending.has(t.atom):
-                uploads.copy(self.of(t.atom), view_tensor(t.data, t.dtype, t.shape))
+                uploads.copy(self.of(t.atom, t.dtype), view_tensor(t.data, t.dtype, t.shape))
 
     def finish(self, pending: Presence, atoms: Iterable[int]) -> None:
         """Give every parameter the gradient it had, or none."""
@@ -38,8 +40,17 @@ class Pending:
         for atom in atoms:
             parameter = self._tensors[self._ids[atom]]
             if pending.has(atom):
-                parameter.grad = self.of(atom)
+                _give(parameter, self._gradients[atom])
             elif sparse[atom]:
                 parameter.grad = torch.zeros_like(parameter, layout=torch.sparse_coo).detach()
             else:
-                parameter.grad = torch.zeros_like(parameter).detach() if zeros[atom] else None
+                kind = gradient_dtype(parameter)
+                zero = torch.zeros_like(parameter, dtype=kind).detach() if zeros[atom] else None
+                parameter.grad = zero
+
+
+def _give(parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+    """torch takes no gradient of another type than this says."""
+    if parameter.grad_dtype not in (None, gradient.dtype):
+        parameter.grad_dtype = gradient.dtype
+    parameter.grad = gradient

@@ -57,6 +57,11 @@ def dtype_of(name: str) -> torch.dtype:
     return _BY_NAME[name]
 
 
+def gradient_dtype(parameter: torch.Tensor) -> torch.dtype:
+    """What `backward` makes a gradient of, unless any type is allowed."""
+    return parameter.grad_dtype or parameter.dtype
+
+
 def is_resolved(tensor: torch.Tensor) -> bool:
     """Whether its memory holds its elements as they are: a lazy conjugate's does not, nor a negative's."""
     return not (tensor.is_conj() or tensor.is_neg())

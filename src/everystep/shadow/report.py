@@ -88,6 +88,7 @@ def describe_store(
         "durable_bytes_per_day": total * _DAY_SECONDS / elapsed,
         "limits": persister.meter.describe(),
         "writing": persister.busy,
+        "store_operations": persister.meter.operations,
         "written_between": persister.spans.ended,
         "bucket": shipper.describe(state, step),
     }

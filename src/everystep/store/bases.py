@@ -296,12 +296,17 @@ def check_length(run: Path, file: StoredFile) -> None:
         raise CorruptData(f"look at {path}: {what}, the index says {file.bytes} bytes")
 
 
-def check_file(run: Path, file: StoredFile) -> None:
-    """The same of what the disk holds; nothing of it is kept."""
+def check_file(run: Path, file: StoredFile, tick: Callable[[], None] = lambda: None) -> None:
+    """The same of what the disk holds; nothing of it is kept. `tick` is called now and then."""
     path = layout.file_path(run, file)
     if len(file.chunks) != -(-file.bytes // CHUNK_BYTES):
         raise CorruptData(f"read {path}: {len(file.chunks)} chunks for {file.bytes} bytes")
-    scan(path, file.bytes, lambda part, at: check_chunks(part, at, file, f"read {path}"))
+
+    def look(part: memoryview, at: int) -> None:
+        check_chunks(part, at, file, f"read {path}")
+        tick()
+
+    scan(path, file.bytes, look)
 
 
 def check_chunks(part: memoryview, at: int, file: StoredFile, operation: str) -> None:

@@ -12,8 +12,9 @@ import msgspec
 
 from everystep.core.retention import Rules
 from everystep.core.sizes import size
-from everystep.errors import Fenced, NotEnoughDisk, StoreError
+from everystep.errors import CorruptData, Fenced, NotEnoughDisk, StoreError
 from everystep.format.base import BaseEntry, BaseIndex, Manifest, Point
+from everystep.format.checks import check_index
 from everystep.store.bases import Snapshot, new_bytes, read_index, write_base
 from everystep.store.files import RunPath
 from everystep.store.log import old_segments
@@ -89,6 +90,7 @@ class EpochWriter:
                 self.previous,
                 self._meter,
             )
+            self._check_readable(index)
             check_fence(self._run, self.manifest.epoch)
             try:
                 bases = (*self.manifest.bases, entry)
@@ -101,6 +103,17 @@ class EpochWriter:
                 remove_base(self._run, self.manifest.epoch, snapshot.step)
             raise
         return entry
+
+    def _check_readable(self, index: BaseIndex) -> None:
+        """A base that no reader would take is not durable."""
+        try:
+            check_index(index, f"the base of step {index.step}")
+        except CorruptData as error:
+            remove_base(self._run, index.epoch, index.step)
+            raise StoreError(
+                f"commit to {self._run}: nobody could load what was written: {error}",
+                hint="training goes on, and older bases stay; this is a fault of everystep: please report it",
+            ) from error
 
     def close(self) -> None:
         """Nothing more is committed in this epoch, and nothing went wrong with it."""
@@ -123,7 +136,7 @@ class EpochWriter:
         lineage = self._own_lineage()
         plan = plan_retention(self._run, lineage, self._rules)
         if plan.drop or plan.slim:
-            read_back(self._run, lineage.candidates[0])
+            read_back(self._run, lineage.candidates[0], self._meter.tick)
         self.carry_out(plan)
         self._measure()
 
@@ -150,7 +163,7 @@ class EpochWriter:
                     hint="raise store_quota, or remove tags that pin bases (everystep ls shows them)",
                 )
             if not checked:
-                read_back(self._run, lineage.candidates[0])
+                read_back(self._run, lineage.candidates[0], self._meter.tick)
                 checked = True
             log.warning(
                 "store_quota_reached run=%s quota=%d used=%d: the base of step %d goes early",
@@ -181,7 +194,12 @@ class EpochWriter:
             if self.manifest != before:
                 self._write(before)
             raise
-        return remove(doomed, lambda: check_fence(self._run, before.epoch))
+        return remove(doomed, self._check_ours)
+
+    def _check_ours(self) -> None:
+        """Before each file that is removed."""
+        check_fence(self._run, self.manifest.epoch)
+        self._meter.tick()
 
     def _own_lineage(self) -> Lineage:
         """As it was while the run was ours."""

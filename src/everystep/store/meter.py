@@ -61,6 +61,9 @@ class Meter:
         self._next_base, self._expected_base, self._may_go = 0, 0, 0
         self._lock = threading.Lock()
         self.total = 0
+        self.operations = (
+            0  # chunks written or read back, files removed: it goes on as long as work does
+        )
         self.hurry = False  # the host goes down: last words wait for nothing
 
     def __call__(self, size: int) -> None:
@@ -69,8 +72,13 @@ class Meter:
             self._day.add(size)
             self._used += size
             self.total += size
+        self.tick()
         if not self.hurry:
             self._throttle(size)
+
+    def tick(self) -> None:
+        """One more part of what takes as long as it takes is done."""
+        self.operations += 1
 
     # ------------------------------------------------------------------ a day
 

@@ -105,11 +105,11 @@ def frontier(run: Path, lineage: Lineage, verified: int) -> Point:
     return newest if newest.step > logged.step else logged
 
 
-def read_back(run: Path, candidate: Candidate) -> None:
+def read_back(run: Path, candidate: Candidate, tick: Callable[[], None] = lambda: None) -> None:
     """Check what writing this base has put on the disk; what it refers to was checked when that was new."""
     for file in read_index(run, candidate).files:
         if (file.epoch, file.step) == (candidate.epoch, candidate.entry.step):
-            check_file(run, file)
+            check_file(run, file, tick)
 
 
 def unreferenced(run: Path, keep: list[Candidate], newest_epoch: int) -> list[RunPath]:

@@ -151,7 +151,10 @@ def _work(case: dict[str, Any], home: Path) -> dict[str, Callable[[], str]]:
     work["restore"] = lambda: _restore(case["job"], place)
     if case["attach"]:
         work["attach"] = lambda: _attach(case["job"], place, home)
-    if not case["url"]:
+    if case["url"]:
+        work["ship"] = lambda: _ship(home / "run", case["url"])
+        work["bring and ship"] = lambda: _ship(home / "out" / "run", case["url"])
+    else:
         for words in changing:
             work[" ".join(words)] = _command(words, place)
     return work
@@ -226,6 +229,29 @@ def _attach(job: str, place: str, home: Path) -> str:
     ) as run:
         for step in run.steps(run.step + 3):
             made.turn(step)
+    return ""
+
+
+def _ship(run: Path, url: str) -> str:
+    """As the threads of a shadow do it, behind an attach."""
+    from everystep.core.retention import Rules
+    from everystep.errors import EverystepError
+    from everystep.store.bucket import Bucket
+    from everystep.store.epoch import EpochWriter
+    from everystep.store.meter import Throttle
+    from everystep.store.runs import read_lineage
+    from everystep.store.ship import BaseShipper
+    from everystep.store.ship_log import LogShipper
+    from everystep.store.tiers import bring
+
+    with contextlib.suppress(EverystepError):
+        bring(run, url)
+    candidates = read_lineage(run).candidates
+    point = candidates[0].point if candidates else None
+    epoch = EpochWriter(run, point, Rules(3)).manifest.epoch
+    with contextlib.suppress(EverystepError):
+        BaseShipper(Bucket(url), run, epoch, Throttle(0)).turn()
+    LogShipper(Bucket(url), run, epoch, Throttle(0)).turn(None)
     return ""
 
 

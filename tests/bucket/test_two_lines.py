@@ -1,5 +1,5 @@
-"""Hosts that share a bucket and attach, train, are fenced, restart and lose their disks in any order: whoever
-goes on has seen every durable step of directory and bucket, or is told which ones the other line has."""
+"""Hosts that share a bucket and attach, train, go back, are fenced, restart and lose their disks in any order:
+whoever goes on has seen every durable step of directory and bucket, or is told which ones the other line has."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from faults.work import CENSUS, problems, record, snapshot
 from faults.work import Claim as Promise
 from faults.work import Work as History
 
+from everystep.cli.rewind import rewind_to
 from everystep.core.retention import Rules
 from everystep.errors import EverystepError, Fenced, UsageError
 from everystep.format.log import census_digest
@@ -25,6 +26,7 @@ from everystep.store.bucket_commits import commit_numbers, commit_path, read_new
 from everystep.store.epoch import EpochWriter
 from everystep.store.log import LogWriter
 from everystep.store.meter import Throttle
+from everystep.store.reach import reachable
 from everystep.store.runs import read_lineage, read_manifest
 from everystep.store.ship import BaseShipper
 from everystep.store.ship_log import LogEnd, LogShipper
@@ -43,9 +45,8 @@ class World:
         self.url = f"file://{folder / 'bucket'}"
         self.history = History(folder / "none", folder / "none", chance, lambda: 0)
         self.branches = 0
-        self.decided_against: set[int] = (
-            set()
-        )  # branches: until the winner ships, the bucket names them
+        # steps of a branch that somebody has decided against, or has gone back over
+        self.passed_over: set[tuple[int, int]] = set()
         self.refused = 0
         self.shipped: Line = {}  # what the bucket has to bring back
 
@@ -64,6 +65,10 @@ class World:
         found.close()
         return self.history.history[branch, step]
 
+    def counting(self, line: Line) -> Line:
+        """Of a line, what nobody has passed over: until the one that did ships, the bucket has that too."""
+        return dict(line.items() - self.passed_over)
+
     def line_of_bucket(self) -> Line:
         if read_newest(Bucket(self.url)) is None:
             return {}
@@ -80,6 +85,7 @@ class Host:
         # what its directory has to bring back, by what was done there and not by what is found
         self.durable: Line = {}
         self.bases: list[int] = []  # of the line, oldest first
+        self.rewound: set[tuple[int, int]] = set()  # steps, and the bucket has not heard of it
         self.writer: EpochWriter | None = None
         self.keep = world.chance.choice([1, 2, 3])
 
@@ -90,7 +96,7 @@ class Host:
         assert _holds(mine, self.durable), (
             f"{self.name} has lost steps: it finds {_end(mine)}, durable was {_end(self.durable)}"
         )
-        counts = {step: b for step, b in world.shipped.items() if b not in world.decided_against}
+        counts = self.world.counting(world.shipped)
         assert _holds(theirs, counts), (
             f"the bucket has lost steps: it brings back {_end(theirs)}, shipped was {_end(counts)}"
         )
@@ -99,14 +105,16 @@ class Host:
         except UsageError as error:
             assert "each on its own" in str(error), error
             goes_on = _holds(mine, theirs) and not self._is_elsewhere()
-            assert not (goes_on or _holds(theirs, mine)), f"refused in vain: {error}"
+            follows = _holds(theirs, mine) and not self.rewound
+            assert not (goes_on or follows), f"refused in vain: {error}"
             assert f"the directory to step {max(mine)} " in str(error), (mine, error)
             world.refused += 1
             self._decide(mine, theirs)
             return
         self.line = dict(world.line_of(self.run))
-        counts = {step: b for step, b in theirs.items() if b not in world.decided_against}
-        for line, what in ((mine, "its directory"), (counts, "the bucket")):
+        assert not self.line.items() & self.rewound, f"{self.name}: its rewind is undone"
+        for known, what in ((mine, "its directory"), (theirs, "the bucket")):
+            line = world.counting(known)
             assert _holds(self.line, line), (
                 f"{self.name} goes on at {_end(self.line)} and has passed over {what} at {_end(line)}"
             )
@@ -124,10 +132,12 @@ class Host:
         kept = take(self.run, self.world.url, which)  # type: ignore[arg-type]
         wins, loses = (mine, theirs) if which == "directory" else (theirs, mine)
         self.durable = dict(wins)
+        if which == "bucket":
+            self.rewound.clear()
         assert self.world.line_of(self.run) == wins and self.world.line_of(kept) == loses
         if which == "directory":
             self.world.shipped = {}  # until it ships
-        self.world.decided_against |= {b for step, b in loses.items() if wins.get(step) != b}
+        self.world.passed_over |= set(loses.items()) - set(wins.items())
         shutil.rmtree(kept)
 
     def _begin(self) -> None:
@@ -179,18 +189,32 @@ class Host:
             if self.shipper.claimed:
                 self.log_shipper.turn(self.end)
                 self.world.shipped = dict(self.durable)
+                self.rewound.clear()
+
+    def rewind(self) -> None:
+        """Go back to any step that can be had; the next attach goes on from there."""
+        self.writer = None
+        _, steps = reachable(self.run, read_lineage(self.run)) if self.durable else ([], set())
+        if steps:
+            step = self.world.chance.choice(sorted(steps))
+            rewind_to(self.run, step, lambda lost: None)
+            gone = {(s, branch) for s, branch in self.durable.items() if s > step}
+            self.world.passed_over |= gone
+            self.durable = dict(self.durable.items() - gone)
+            self.rewound |= gone
 
     def lose(self) -> None:
         self.writer = None
         self.durable = {}
+        self.rewound.clear()
         shutil.rmtree(self.run, ignore_errors=True)
 
     def do_something(self) -> None:
         if self.writer is None:
             self.attach()
             return
-        operations = [self.train, self.ship, self.attach, self.lose]
-        self.world.chance.choices(operations, [6, 4, 1.5, 0.3])[0]()
+        operations = [self.train, self.ship, self.attach, self.lose, self.rewind]
+        self.world.chance.choices(operations, [6, 4, 1.5, 0.3, 0.4])[0]()
 
 
 def _holds(line: Line, other: Line) -> bool:

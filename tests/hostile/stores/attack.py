@@ -121,6 +121,8 @@ class _Case:
         self.job = "plain" if in_bucket else chance.choice(_TEMPLATES)
         root = self._home / ("bucket" if in_bucket else "run")
         shutil.copytree(templates.home / ("bucket" if in_bucket else self.job), root)
+        if in_bucket:  # and somebody who ships to it
+            shutil.copytree(templates.home / "shipped", self._home / "run")
         self.changes = change(Store(root), chance, self._outside)
         self._before = _listing(self._home), _blocks(self._home)
         order = {

@@ -178,6 +178,8 @@ def _work(case: dict[str, Any], home: Path) -> dict[str, Callable[[], str]]:
         work["attach"] = lambda: _attach(case["job"], place, home)
     if case["url"]:
         changing += [["rewind", "@", "--take", which, "--yes"] for which in ("bucket", "directory")]
+        work["ship"] = lambda: _ship(home / "run", case["url"])
+        work["bring and ship"] = lambda: _ship(home / "out" / "run", case["url"])
     for words in changing:
         work[" ".join(words)] = _command(words, place)
     return work
@@ -255,6 +257,29 @@ def _attach(job: str, place: str, home: Path) -> str:
         cards = [json.loads(card.read_bytes()) for card in (home / "rt").rglob("shadow.json")]
         grown = max((memory("VmHWM", card["pid"]) for card in cards), default=0)
     return f"memory: {grown >> 20} MiB in the shadow" if grown > _SHADOW_BYTES else ""
+
+
+def _ship(run: Path, url: str) -> str:
+    """As the threads of a shadow do it, behind an attach."""
+    from everystep.core.retention import Rules
+    from everystep.errors import EverystepError
+    from everystep.store.bucket import Bucket
+    from everystep.store.epoch import EpochWriter
+    from everystep.store.meter import Throttle
+    from everystep.store.runs import read_lineage
+    from everystep.store.ship import BaseShipper
+    from everystep.store.ship_log import LogShipper
+    from everystep.store.tiers import bring
+
+    with contextlib.suppress(EverystepError):
+        bring(run, url)
+    candidates = read_lineage(run).candidates
+    point = candidates[0].point if candidates else None
+    epoch = EpochWriter(run, point, Rules(3)).manifest.epoch
+    with contextlib.suppress(EverystepError):
+        BaseShipper(Bucket(url), run, epoch, Throttle(0)).turn()
+    LogShipper(Bucket(url), run, epoch, Throttle(0)).turn(None)
+    return ""
 
 
 def _unmade(data: bytes) -> bool:

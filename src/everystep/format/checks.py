@@ -21,6 +21,7 @@ from everystep.core.events import (
     Event,
     Fingerprints,
     Planes,
+    Presence,
     Rebase,
     Seal,
     SlotValues,
@@ -83,6 +84,7 @@ def check_session(session: SessionValues, index: BaseIndex, where: str) -> None:
             raise _Wrong(f"values of step {session.step} in a base of step {index.step}")
         if len(session.groups) != len(census.optimizers):
             raise _Wrong(f"{len(session.groups)} groups, expected {len(census.optimizers)}")
+        _check_pending(session.pending, census)
         for atom, optimizer, _ in session.values:
             _check_owner(census, atom, optimizer)
     except _Wrong as wrong:
@@ -241,8 +243,16 @@ def _check_event(event: Event, census: Census) -> None:
     elif isinstance(event, Seal):
         if len(event.groups) != len(census.optimizers):
             raise _Wrong(f"{len(event.groups)} groups, expected {len(census.optimizers)}")
+        _check_pending(event.pending, census)
     else:
         raise _Wrong("it says twice how its payload is packed")
+
+
+def _check_pending(pending: Presence, census: Census) -> None:
+    most = presence_bytes(len(census.atoms))
+    for bits in (pending.zeros, pending.held, pending.sparse):
+        if len(bits) > most:
+            raise _Wrong(f"a presence of {len(bits)} bytes for {len(census.atoms)} atoms")
 
 
 def _check_atoms(atoms: Iterable[int], census: Census) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import ondisk
 import pytest
 import xxhash
@@ -19,7 +20,7 @@ from store.small_store import build, census, snapshot
 from typer.testing import CliRunner
 
 from everystep.cli.app import app
-from everystep.core.events import Call
+from everystep.core.events import Call, Presence, Seal
 from everystep.core.numbers import EPOCH_MAX, STEP_MAX
 from everystep.core.retention import Rules
 from everystep.errors import CorruptData, StoreError
@@ -352,8 +353,6 @@ COLLIDING: dict[str, Callable[[int], Any]] = {
 @pytest.mark.parametrize("tag", ["set", "frozenset", "dict", "ordered", "counter"])
 def test_keys_of_one_hash_are_refused(tag: str, kind: str) -> None:
     """Each of them was compared with all before it."""
-    import msgspec
-
     keys = [COLLIDING[kind](k) for k in range(1, 30_000)]
     body = keys if "set" in tag else [[key, 0] for key in keys]
     data = msgspec.msgpack.encode({tag: body})
@@ -375,6 +374,10 @@ def test_a_presence_has_a_bit_for_each_atom() -> None:
         with pytest.raises(CorruptData, match="presence"):
             check_entry([Call(0, b"", presence, 0, {})], 10_000, atoms, "entry")
     check_entry([Call(0, b"", b"\3", 0, {})], 10_000, atoms, "entry")
+    for name in ("zeros", "held", "sparse"):
+        pending = msgspec.structs.replace(Presence(), **{name: b"\0" * 10_000_000})
+        with pytest.raises(CorruptData, match="presence"):
+            check_entry([Seal(1, 0, b"", b"", (b"",), 0, None, pending)], 0, atoms, "entry")
 
 
 # ---------------------------------------------------------------------- memory

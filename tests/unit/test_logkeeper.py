@@ -183,3 +183,15 @@ def test_a_segment_that_somebody_removed_ends_the_log_until_the_next_base(tmp_pa
     bench.log(3, 2)
     bench.check(3)
     assert not bench.keeper.problem and not bench.keeper.broken
+
+
+def test_steps_let_go_while_the_log_is_switched_off(tmp_path: Path) -> None:
+    """What was let go before the first record that is not written is missing, too."""
+    bench = Bench(tmp_path)
+    for step in (1, 2):
+        bench.log(step, step - 1)
+    bench.keeper.write_in_batches(0, 0)
+    bench.log(7, 6)
+    bench.keeper.write_in_batches(1, 0)
+    bench.log(8, 7)
+    bench.check(2)

@@ -96,6 +96,7 @@ class Life:
 
     def again(self) -> None:
         self.log.wait(10)
+        self.faults.rest()  # who attaches to a disk that cannot be read is told, and begins nothing
         self.begin()
 
     def batch(self) -> None:

@@ -259,3 +259,15 @@ def test_memory_that_waits_for_a_disk_is_bounded(
     bench.offer(6, 5)
     bench.offer(7, 6)
     assert bench.keeper.broken and "gone" in bench.keeper.problem
+
+
+def test_steps_let_go_while_the_log_is_switched_off(tmp_path: Path) -> None:
+    """What was let go before the first record that is not written is missing, too."""
+    bench = Bench(tmp_path)
+    for step in (1, 2):
+        bench.log(step, step - 1)
+    bench.keeper.write_in_batches(0, 0)
+    bench.log(7, 6)
+    bench.keeper.write_in_batches(1, 0)
+    bench.log(8, 7)
+    bench.check(2)

@@ -89,7 +89,10 @@ class LogKeeper:
         if self._fenced:
             return
         if not self.batch:  # switched off: what comes is missing until a base lies behind it
-            self._lose(self._waiting[0].after if self._waiting else seal.after, seal.step, 0)
+            came = (
+                seal.after if self._offered is None else self._offered
+            )  # steps may be let go, too
+            self._lose(self._waiting[0].after if self._waiting else came, seal.step, 0)
             self._offered = seal.step
             return
         if self._offered is not None and seal.after != self._offered:  # the trainer let steps go

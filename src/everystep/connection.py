@@ -68,7 +68,9 @@ def waiting_rule(connection: Connection, on_lag: str) -> Callable[[float, bool],
     return may_wait
 
 
-def plan_memory(census: Census, document_bytes: int, options: Options, adopts: bool) -> Geometry:
+def plan_memory(
+    census: Census, document_bytes: int, options: Options, adopts: bool, unmoved_bytes: int
+) -> Geometry:
     """Ring geometry for what this host can give; refuses clearly where it is too little."""
     facts = read_facts()
     available = _available(facts, options)
@@ -84,7 +86,7 @@ def plan_memory(census: Census, document_bytes: int, options: Options, adopts: b
             ),
             hint="free host memory, raise the cgroup's limit, or point arena_dir at a disk",
         )
-    return ring_geometry(census, document_bytes, available - replica)
+    return ring_geometry(census, document_bytes, available - replica, unmoved_bytes)
 
 
 def _available(facts: Facts, options: Options) -> int:
@@ -107,6 +109,7 @@ def connect(
     *,
     replay_threads: int,
     document_bytes: int,
+    unmoved_bytes: int,
     place: Place,
     found: Found | None,
     predecessor: ShadowCard | None,
@@ -115,7 +118,7 @@ def connect(
     facts = read_facts()
     verdict = survival(facts)
     adopted = found.holding if found else None
-    geometry = plan_memory(census, document_bytes, options, adopted is not None)
+    geometry = plan_memory(census, document_bytes, options, adopted is not None, unmoved_bytes)
     memory = SharedMemory.create(geometry.bytes, "ring", options.arena_dir)
     ring = RingWriter(memory, geometry, secrets.randbits(64))
     extents = found.memory[: adopted.extents] if found and adopted else ()

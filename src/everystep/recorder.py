@@ -132,6 +132,7 @@ class Recorder:
             self._options,
             replay_threads=replay_threads(len(os.sched_getaffinity(0))),
             document_bytes=self._document_bytes,
+            unmoved_bytes=live.unmoved_bytes,
             place=self.standing.at(self.step, predecessor),
             found=found,
             predecessor=predecessor,

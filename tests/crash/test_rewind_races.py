@@ -8,7 +8,11 @@ import signal
 import time
 from pathlib import Path
 
+import pytest
+
 import everystep
+from everystep import loading, resuming
+from everystep.errors import UsageError
 
 from .jobs import Job
 from .processes import wait_until
@@ -54,3 +58,39 @@ def test_rewind_while_a_new_shadow_is_starting(tmp_path: Path) -> None:
     fresh = Job("everything")
     with everystep.attach(fresh.model, fresh.optimizer, state=fresh.state, **options) as later:
         assert (later.step, fresh.digest()) == (7, digest)
+
+
+def test_a_rewind_that_does_not_fit_lets_go_of_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, path = Job("adam"), tmp_path / "run"
+    run = everystep.attach(job.model, job.optimizer, state=job.state, run=path)
+    run.resume()
+    _turns(job, run, 2)
+    run.flush(60)
+    _turns(job, run, 2)
+    run.flush(60)
+    digest, shadow = job.digest(), run.status()["pid"]
+
+    def refuse(*_: object) -> None:
+        raise UsageError("another kind of random states")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(resuming, "check_rng", refuse)
+        with pytest.raises(UsageError, match="another kind"):
+            run.rewind(2)
+    assert (run.step, job.digest(), run.status()["pid"]) == (4, digest, shadow)
+    _turns(job, run, 1)
+    assert run.flush(60) == 5
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loading, "load_optimizers", refuse)  # half of it is loaded then
+        with pytest.raises(UsageError, match="another kind"):
+            run.rewind(2)
+    job.step()
+    with pytest.raises(UsageError, match="nobody knows the state"):
+        run.seal()
+    assert run.rewind(2) == 2
+    _turns(job, run, 2)
+    assert (run.flush(60), job.digest()) == (4, digest)
+    run.close()

@@ -247,3 +247,35 @@ def test_gradients_of_another_type_in_a_log(tmp_path: Path) -> None:
     check(
         partial(in_float32, "none"), tmp_path, total=7, die_at=(2, 5), source="store", durable_log=1
     )
+
+
+def headed(frozen: bool) -> Job:
+    """Only the head is optimized, and only its gradients are cleared."""
+    model = nn.Sequential(nn.Linear(600, 600), nn.Linear(600, 3))
+    model[0].requires_grad_(not frozen)
+    optimizer = optim.AdamW(model[1].parameters(), lr=0.05)
+
+    def turn(step: int) -> Any:
+        optimizer.zero_grad()
+        loss = model(torch.randn(2, 600)).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return Job(model, optimizer, turn)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_backbone_that_was_not_frozen_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, frozen: bool
+) -> None:
+    seed_all(SEED)
+    job = headed(frozen)
+    with everystep.attach(job.model, job.optimizer, run=tmp_path / "run") as run:
+        for step in run.steps(4):
+            job.turn(step)
+        named = run.status()["unmoved_gradients"]
+    assert named == ([] if frozen else ["0.weight", "0.bias"])
+    told = [r.getMessage() for r in caplog.records if "in no optimizer" in r.getMessage()]
+    assert len(told) == (0 if frozen else 1)
+    assert all("0.weight, 0.bias; " in text and "1.4 MiB" in text for text in told), told

@@ -174,4 +174,5 @@ def test_a_shadow_that_does_not_write_is_not_waited_for_without_end(
     assert f"kill -CONT {pid}" in (caught.value.hint or "")
     told = capsys.readouterr().err
     assert f"{operation} {tmp_path / 'run'}: waiting until step 1 is written" in told
+    monkeypatch.undo()
     training.run.close()

@@ -106,6 +106,9 @@ def test_ring_shrinks_with_memory_and_refuses_when_there_is_none() -> None:
     large = census((1 << 20,), (1 << 20,))  # 8 MiB of gradients
     roomy = ring_geometry(large, 1000, 1 << 34)
     assert roomy.slots >= 7 and roomy.capacity > 8 << 20
+    beside = ring_geometry(large, 1000, 1 << 34, roomy.slot_bytes + (8 << 20))
+    assert beside.slot_bytes >= roomy.slot_bytes + (8 << 20), "gradients of no optimizer go whole"
+    assert ring_geometry(large, 1000, 1 << 34, 1 << 40).slots >= 8, "but not at any price"
     tight = ring_geometry(large, 1000, 3 * roomy.slot_bytes)
     assert tight.slots == 2 and tight.slot_bytes == roomy.slot_bytes
     with pytest.raises(NotEnoughMemory) as refusal:

@@ -89,6 +89,12 @@ class LiveCensus:
     def keyed(self) -> dict[str, torch.optim.Optimizer]:
         return {s.key: o for s, o in zip(self.census.optimizers, self.optimizers, strict=True)}
 
+    @property
+    def unmoved_bytes(self) -> int:
+        """Of gradients that parameters in no optimizer may have."""
+        unmoved = (atom for atom in self.in_no_optimizer if self.tensors[atom].requires_grad)
+        return sum(self.census.atoms[atom].bytes for atom in unmoved)
+
     def follow(self) -> bool:
         """Look where `module.name = tensor` put new tensors; True if the census is no longer true."""
         if not all(

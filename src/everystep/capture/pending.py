@@ -21,10 +21,13 @@ from everystep.capture.census import LiveCensus
 from everystep.capture.outbox import Outbox
 from everystep.core.events import GRADIENT, Presence, pack_presence
 from everystep.core.pending import Habit, carries_over, learn
+from everystep.core.sizes import size
 from everystep.replay.tensors import gradient_dtype
 
 log = logging.getLogger("everystep")
 
+_UNMOVED_BYTES_TOLD = 1 << 20
+_NAMED = 3
 _grad = attrgetter("grad")
 
 
@@ -69,7 +72,10 @@ class PendingGradients:
         self._habits = [Habit.UNKNOWN] * len(self._atoms)
         self._before: list[list[weakref.ref[torch.Tensor]]] = [[] for _ in self._atoms]
         self._looks = GradientLooks(live)  # at the last seal
-        self._told_sparse = False
+        self._told_sparse = self._told_unmoved = False
+        self.unmoved: list[
+            str
+        ] = []  # in no optimizer, and their gradients went with the last record
 
     def send(self, consumed_by: Set[int], *, again: bool) -> Presence:
         """Put the gradients that later steps may need into the record. `consumed_by`: ids of the optimizers
@@ -94,6 +100,7 @@ class PendingGradients:
                     held[atom] = True
                 else:
                     zeros[atom] = True
+        self._look_at_unmoved(held)
         self.turn()
         return Presence(*(pack_presence(p) if any(p) else b"" for p in (zeros, held, sparse)))
 
@@ -130,6 +137,23 @@ class PendingGradients:
                 "everystep: the sparse gradient of %s is carried over a seal and cannot be recorded: a "
                 "resume from such a step lacks it; seal after optimizer.step() and zero_grad() instead",
                 self._live.census.atoms[atom].name,
+            )
+
+    def _look_at_unmoved(self, held: Sequence[bool]) -> None:
+        """Nobody can tell whether training reads them. Mostly they were forgotten."""
+        atoms = [atom for atom in self._live.in_no_optimizer if held[atom]]
+        self.unmoved = [self._live.census.atoms[atom].name for atom in atoms]
+        total = sum(self._live.census.atoms[atom].bytes for atom in atoms)
+        if total >= _UNMOVED_BYTES_TOLD and not self._told_unmoved:
+            self._told_unmoved = True
+            more = f" and {len(atoms) - _NAMED} more" if len(atoms) > _NAMED else ""
+            log.warning(
+                "everystep: gradients of parameters that are in no optimizer go with every record, %s each "
+                "time, because training may read them: %s%s; if it does not, freeze these parameters with "
+                "requires_grad_(False), or clear their gradients with model.zero_grad()",
+                size(total),
+                ", ".join(self.unmoved[:_NAMED]),
+                more,
             )
 
     def turn(self) -> None:

@@ -447,6 +447,7 @@ class Tap:
             "early_gradients": self.log.early_gradients,
             "snapshots": self.copier.state.snapshots,
             "fingerprint_every": self.prints.every,
+            "unmoved_gradients": self.pending.unmoved,
             "link_bytes_per_second": self.copier.link_bytes_per_second,
             "window_seconds": self.copier.window_seconds,
         }

@@ -32,14 +32,20 @@ class Geometry(NamedTuple):
         return self.slot_bytes - SLOT_HEADER_BYTES
 
 
-def ring_geometry(census: Census, document_bytes: int, available_bytes: int) -> Geometry:
-    """Slots that each hold the largest optimizer call and a document; fewer where memory is short."""
+def ring_geometry(
+    census: Census, document_bytes: int, available_bytes: int, unmoved_bytes: int = 0
+) -> Geometry:
+    """Slots that each hold the largest optimizer call and a document; fewer where memory is short.
+    `unmoved_bytes`: of gradients that may go with a record beside its calls. They can be cut, so that a slot
+    takes them whole only where there is memory for it."""
     calls = [gradient_layout(census, i).bytes + AMP_BYTES for i in range(len(census.optimizers))]
     state_bytes = sum(atom.bytes for atom in census.atoms)
-    payload = max([*calls, min(state_bytes, _BASE_SLICE_BYTES)])
+    most = min(_RING_BYTES_MAX, max(available_bytes, 0) // 4)
+    payload = max(
+        [*calls, min(state_bytes, _BASE_SLICE_BYTES), min(unmoved_bytes, most // _SLOTS_WANTED)]
+    )
     room_for_documents = 2 * document_bytes + 64 * len(census.atoms) + (64 << 10)
     slot = align(SLOT_HEADER_BYTES + payload + room_for_documents, _PAGE_BYTES)
-    most = min(_RING_BYTES_MAX, max(available_bytes, 0) // 4)
     wanted = min(_SLOTS_MAX, max(_SLOTS_WANTED, _SMALL_RING_BYTES // slot))
     wanted = min(wanted, max(_SLOTS_FEW, most // slot))
     affordable = (available_bytes - RING_HEADER_BYTES) // slot

@@ -143,6 +143,7 @@ class Status(msgspec.Struct, frozen=True):
     early_gradients: int | None = None
     snapshots: int | None = None
     fingerprint_every: int | None = None
+    unmoved_gradients: list[str] | None = None
     link_bytes_per_second: float | None = None
     window_seconds: float | None = None
     state_dict_seconds_total: float | None = None

@@ -1,5 +1,6 @@
-"""Hosts that share a bucket and attach, train, go back, are fenced, restart and lose their disks in any order:
-whoever goes on has seen every durable step of directory and bucket, or is told which ones the other line has."""
+"""Hosts that share a bucket and attach, train, go back, are fenced, restart and lose their disks in any
+order: whoever goes on has seen every durable step of directory and bucket, or is told which ones the other
+line has."""
 
 from __future__ import annotations
 

@@ -37,13 +37,13 @@ from everystep.shadow.replica import Replica
 from everystep.shadow.report import describe_intake, describe_process, describe_store
 from everystep.shadow.shipper import Shipper
 from everystep.shadow.tuning import Tuning, first_batch, first_options
+from everystep.shadow.warmup import Warmup
 from everystep.store.meter import Meter
 
 log = logging.getLogger(__name__)
 
 _BATCH_SECONDS = 0.05  # of taking records in between two looks at the control channel
 _POLL_MS_MIN, _POLL_MS_MAX = 2, 50
-_CATCH_UP_SECONDS = 30.0
 _CLAIM_SECONDS = 20.0
 _LAST_SECONDS = 5.0
 _SHIP_LAST_SECONDS = 20.0
@@ -66,6 +66,7 @@ class Shadow:
         ring = RingReader(SharedMemory(opening.ring_fd), opening.geometry)
         empty = SessionValues(opening.step, b"", b"", (), ())
         self.intake = Intake(opening.census, ring, self.replica, empty)
+        self.warmup = Warmup(ring)
         self.advances = Advances(opening, self.replica, self.intake)
         self.handover = Handover(opening, self.replica, self.intake)
         meter = Meter(opening.limits)
@@ -107,8 +108,6 @@ class Shadow:
         self._noticed = ""  # what the trainer was told last
         self._busy = False
         self._poll_ms = _POLL_MS_MIN
-        self._ready_since = 0.0
-        self._warm = False  # a full ring means that we lag
         self._distrusted = False  # something of ours failed: the replica is to be given up
 
     # ------------------------------------------------------------------ the loop
@@ -199,19 +198,8 @@ class Shadow:
             self._look_for_predecessor()
         self.presence.look_after(self.control, self.descriptors)
         self.advances.use_torch_if_loaded()
-        if self._ready_to_replay and not self._warm:
-            self._say_warm_once_caught_up()
-
-    def _say_warm_once_caught_up(self) -> None:
-        """Until what piled up at the start is taken in and the first base is copied, a full ring does not
-        mean that we lag."""
-        self._ready_since = self._ready_since or time.monotonic()
-        ring = self.intake.ring
-        patient = time.monotonic() - self._ready_since < _CATCH_UP_SECONDS
-        caught_up = 2 * ring.waiting <= ring.geometry.slots and self.keeper.has_begun
-        if caught_up or not patient:
-            ring.say_warm()
-            self._warm = True
+        if self._ready_to_replay:
+            self.warmup.look_after(has_base=self.keeper.has_begun)
 
     def _look_for_predecessor(self) -> None:
         """Until it is gone, the memory we adopted and the run belong to the shadow before."""
@@ -466,7 +454,7 @@ class Shadow:
                 self.descriptors,
             ),
             "trainer_pid": self.opening.trainer_pid if self._trainer_alive else None,
-            "warm": self._warm,
+            "warm": self.warmup.done,
             **describe_intake(self.intake),
             **self.presence.honest(
                 describe_store(self.persister, self.log, self.shipper, self.opening.log_is_resumed)

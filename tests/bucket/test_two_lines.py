@@ -1,6 +1,5 @@
-"""Hosts that share a bucket and attach, train, go back, are fenced, restart and lose their disks in any
-order: whoever goes on has seen every durable step of directory and bucket, or is told which ones the other
-line has."""
+"""Hosts that share a bucket and attach, train, go back, are fenced, restart and lose disks in any order: who
+goes on has seen every durable step of directory and bucket, or is told which ones the other line has."""
 
 from __future__ import annotations
 
@@ -49,6 +48,7 @@ class World:
         # steps of a branch that somebody has decided against, or has gone back over
         self.passed_over: set[tuple[int, int]] = set()
         self.refused = 0
+        self.hosts: list[Host] = []
         self.shipped: Line = {}  # what the bucket has to bring back
 
     def line_of(self, run: Path) -> Line:
@@ -86,7 +86,8 @@ class Host:
         # what its directory has to bring back, by what was done there and not by what is found
         self.durable: Line = {}
         self.bases: list[int] = []  # of the line, oldest first
-        self.rewound: set[tuple[int, int]] = set()  # steps, and the bucket has not heard of it
+        self.rewound: set[tuple[int, int]] = set()  # steps, and has not shipped since
+        self.heard = False  # the bucket has, as somebody decided for this directory
         self.writer: EpochWriter | None = None
         self.keep = world.chance.choice([1, 2, 3])
 
@@ -135,6 +136,12 @@ class Host:
         self.durable = dict(wins)
         if which == "bucket":
             self.rewound.clear()
+        for (
+            other
+        ) in self.world.hosts:  # what was decided there is decided against, as far as it is known
+            if other is not self and other.heard:
+                other.rewound.clear()
+        self.heard = True
         assert self.world.line_of(self.run) == wins and self.world.line_of(kept) == loses
         if which == "directory":
             self.world.shipped = {}  # until it ships
@@ -203,6 +210,7 @@ class Host:
             self.world.passed_over |= gone
             self.durable = dict(self.durable.items() - gone)
             self.rewound |= gone
+            self.heard = False
 
     def lose(self) -> None:
         self.writer = None
@@ -231,6 +239,7 @@ def interleave(seed: int, folder: Path) -> tuple[World, list[Host]]:
     chance = random.Random(f"two lines {seed}")
     world = World(folder, chance)
     hosts = [Host(world, str(number)) for number in range(chance.choice([2, 2, 3]))]
+    world.hosts = hosts
     for work in (hosts[0].attach, hosts[0].train, hosts[0].ship):
         work()  # from then on the bucket tells which run it is
     for _ in range(OPERATIONS):

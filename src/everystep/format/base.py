@@ -56,6 +56,7 @@ class PassedOver(msgspec.Struct, frozen=True):
 
     token: str
     step: int  # -1: it held nothing
+    behind: int = -2  # steps up to this one count as before; -2: not even the claim does
 
 
 class Manifest(msgspec.Struct, frozen=True):

@@ -15,14 +15,26 @@ class EpochMark(NamedTuple):
     step: int  # -1: it holds nothing
 
 
+class Passed(NamedTuple):
+    """Steps of an epoch that were decided against: those behind one, up to another one."""
+
+    behind: int
+    step: int
+
+    def join(self, other: Passed | None) -> Passed:
+        if other is None:
+            return self
+        return Passed(min(self.behind, other.behind), max(self.step, other.step))
+
+
 class Tier(NamedTuple):
     """What one tier knows of the run."""
 
     marks: Mapping[int, EpochMark]
     # the epochs that the newest goes on from, up to which step
     continued: Mapping[int, int] = MappingProxyType({})
-    # tokens that were decided against, up to which step
-    over: Mapping[str, int] = MappingProxyType({})
+    # tokens that were decided against, and how much of them
+    over: Mapping[str, Passed] = MappingProxyType({})
 
 
 Winner = Literal["local", "bucket", "neither"]
@@ -50,7 +62,7 @@ def newer_tier(local: Tier, bucket: Tier) -> Winner:
 def _has_decided(tier: Tier, other: Tier) -> bool:
     """Whether somebody has passed something over that the other tier still goes on from: a claim behind that
     decision stands for it, though it holds nothing yet."""
-    return any(step > other.over.get(token, -2) for token, step in tier.over.items())
+    return any(p.join(other.over.get(t)) != other.over.get(t) for t, p in tier.over.items())
 
 
 def unseen(tier: Tier, other: Tier, *, claims: bool = True) -> list[EpochMark]:
@@ -83,7 +95,8 @@ def _reach(tier: Tier, epoch: int) -> int:
 def _knows(tier: Tier, epoch: int, other: Tier) -> bool:
     """Whether a tier knows an epoch of another one as far as that goes, or was told to pass it over."""
     there, here, step = other.marks[epoch], tier.marks.get(epoch), _reach(other, epoch)
-    if step <= tier.over.get(there.token, -2):
+    over = tier.over.get(there.token)
+    if over is not None and over.behind < step <= over.step:
         return True
     if here is None or here.token != there.token:
         return False

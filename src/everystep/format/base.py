@@ -57,6 +57,8 @@ class PassedOver(msgspec.Struct, frozen=True):
 
     token: str
     step: Annotated[int, msgspec.Meta(ge=-1, le=STEP_MAX)]  # -1: it held nothing
+    # steps up to this one count as before; -2: not even the claim does
+    behind: Annotated[int, msgspec.Meta(ge=-2, le=STEP_MAX)] = -2
 
 
 class Manifest(msgspec.Struct, frozen=True):

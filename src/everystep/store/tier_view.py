@@ -16,7 +16,7 @@ from everystep.store.bucket import Bucket
 from everystep.store.log_parts import log_ends
 from everystep.store.log_reader import LogReader
 from everystep.store.objects import Objects
-from everystep.store.runs import read_lineage, read_manifest
+from everystep.store.runs import passed_in, read_lineage, read_manifest
 
 
 def bucket_tier(bucket: Bucket, commit: Commit) -> Tier:
@@ -37,9 +37,7 @@ def _tier(manifests: Sequence[Manifest]) -> Tier:
     steps = {m.epoch: max((e.step for e in m.bases), default=-1) for m in manifests}
     newest = max(manifests, key=lambda m: m.epoch, default=None)
     points = [newest.continues, *newest.ancestors] if newest and newest.continues else []
-    over: dict[str, int] = {}
-    for line in (line for manifest in manifests for line in manifest.over):
-        over[line.token] = max(line.step, over.get(line.token, line.step))
+    over = passed_in(line for manifest in manifests for line in manifest.over)
     return Tier(
         {m.epoch: EpochMark(m.token, steps[m.epoch]) for m in manifests},
         {point.epoch: point.step for point in points},
@@ -67,12 +65,19 @@ def local_tier(run: Path, commit: Commit | None) -> Tier:
 
 
 def passed_over(run: Path, point: Point, newest: int) -> tuple[PassedOver, ...]:
-    """What a run that is taken back to a point decides against: its epochs from there on, as far as they are
-    known to go. So what a bucket holds of them is not taken for something that nobody has seen."""
-    manifests = read_lineage(run).manifests
-    behind = [m for m in manifests if m.epoch >= point.epoch and m.token]
-    known = max(newest, *(entry.step for m in manifests for entry in m.bases), point.step)
-    return tuple(PassedOver(m.token, known) for m in behind) if known > point.step else ()
+    """What a run that is taken back to a point decides against: its epochs from there on, as far as its line
+    goes in each. So what a bucket holds of them is not taken for something that nobody has seen; what others
+    write in them behind that is."""
+    lineage = read_lineage(run)
+    tokens = {m.epoch: m.token for m in lineage.manifests if m.token}
+    newest = max(newest, point.step, *(c.entry.step for c in lineage.candidates))
+    found = []
+    for epoch, last in lineage.path:
+        behind = point.step if epoch == point.epoch else -2
+        step = newest if last is None else last
+        if epoch >= point.epoch and epoch in tokens and step > behind and newest > point.step:
+            found.append(PassedOver(tokens[epoch], step, behind))
+    return tuple(found)
 
 
 def line_end(run: Path) -> Point | None:

@@ -51,6 +51,8 @@ _CARRY_OUT = (
             doomed = unreferenced(self._run, lineage.candidates, before.epoch)
             if plan.keep:
                 doomed += old_segments(self._run, lineage, plan.log_begins_at)
+                newest = self._ended_log()  # no segment behind it tells that it may go
+                doomed += [newest[0]] if newest and newest[1] <= plan.log_begins_at else []
             check_fence(self._run, before.epoch)
         except Fenced:
             if self.manifest != before:

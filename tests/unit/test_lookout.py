@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from everystep.format.base import Point
 from everystep.shadow import lookout as lookouts
 from everystep.shadow.lookout import Lookout, Seen
+from everystep.shadow.persist import PersistState
 from everystep.shadow.presence import Presence
+from everystep.shadow.shipper import Shipper
 
 
 def until(condition: Any) -> None:
@@ -87,3 +91,20 @@ def test_claims_are_taken_back(lost: str, fenced: bool) -> None:
     assert honest["epoch"] == 2
     assert honest["durable_step"] == honest["based_step"] or not void
     assert (honest["durable_step"] is None) is void
+
+
+@pytest.mark.parametrize(
+    ("resumed", "fenced", "step"), [(True, False, 150), (False, False, 100), (True, True, None)]
+)
+def test_a_bucket_claims_what_a_resume_would_take(
+    resumed: bool, fenced: bool, step: int | None, tmp_path: Path
+) -> None:
+    base = Point(1, 100)
+    shipper: Any = Shipper(tmp_path, "s3://bucket/run", 0, resumed)
+    shipper._bases = SimpleNamespace(
+        newest=SimpleNamespace(point=base, entry=SimpleNamespace(step=100))
+    )
+    shipper._log = SimpleNamespace(step=150)
+    shipper._keeper = SimpleNamespace(reaches=lambda _: 150)
+    shipper._carriers[0].fenced = fenced
+    assert shipper.step(PersistState(durable=base)) == step

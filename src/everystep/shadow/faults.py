@@ -8,7 +8,6 @@ import time
 log = logging.getLogger(__name__)
 
 START_OVER_MAX = 5
-_HEALED_SECONDS = 60.0  # without another failure; what fails again and again is whole in between
 _TELL_SECONDS = 60.0  # from one line of the log to the next that says the same
 
 
@@ -42,9 +41,10 @@ class Faults:
             self._logged, self._log_at = problem, self._failed_at + _TELL_SECONDS
             log.error("shadow_failed times=%d", self.starts_over, exc_info=error)
 
-    def end_of_turn(self, *, whole: bool) -> None:
+    def end_of_turn(self, healed_seconds: float, *, whole: bool) -> None:
+        """What has not failed for so long is well again."""
         now = time.monotonic()
-        if whole and now - self._failed_at > _HEALED_SECONDS:
+        if whole and now - self._failed_at > healed_seconds:
             self.problem = ""
         self._failing_since = (self._failing_since or now) if self._failed_now else None
         self._failed_now = False

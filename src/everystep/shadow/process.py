@@ -47,6 +47,7 @@ _POLL_MS_MIN, _POLL_MS_MAX = 2, 50
 _CLAIM_SECONDS = 20.0
 _LAST_SECONDS = 5.0
 _SHIP_LAST_SECONDS = 20.0
+_HEALED_SECONDS = 60.0  # without another failure; what fails again and again is whole in between
 _FAILING_SECONDS = 60.0  # at every turn: then the trainer's next shadow may do better
 _GIVE_UP_IDLES = 10  # a store that fails for this many idle times is not waited for any longer
 
@@ -142,16 +143,10 @@ class Shadow:
     def _tick(self) -> None:
         """Each part is done whatever becomes of the others."""
         self._busy = False
-        for part in (
-            self._look_around,
-            self._receive,
-            self._answer_requests,
-            self._keep_cadence,
-            self._go_away_when_idle,
-            self._tell,
-        ):
+        parts = self._look_around, self._receive, self._answer_requests, self._keep_cadence
+        for part in (*parts, self._go_away_when_idle, self._tell):
             guarded(part, self.faults.failed)
-        self.faults.end_of_turn(whole=self.intake.whole)
+        self.faults.end_of_turn(_HEALED_SECONDS, whole=self.intake.whole)
         if self._trainer_alive or self._terminated:
             self._done |= self.faults.last(_LAST_SECONDS if self._terminated else _FAILING_SECONDS)
 
@@ -261,11 +256,16 @@ class Shadow:
             self.intake.forget(keep=self.keeper.has_news)
 
     def _on_record(self, seal: Seal, entries: list[tuple[list[Event], memoryview]]) -> None:
-        """What goes wrong here concerns the log, which notices the gap, but not the replica."""
-        guarded(lambda: self.tuning.on_record(seal, entries), self.faults.failed)
-        if self.log is not None:
-            logged = self.log
-            guarded(lambda: logged.offer(seal, entries), self.faults.failed)
+        try:
+            self.tuning.on_record(seal, entries)
+            if self.log is not None:
+                self.log.offer(seal, entries)
+        except Exception as error:
+            if self._trainer_alive:
+                raise  # it sends everything anew
+            self.faults.failed(
+                error
+            )  # of the log, which notices the gap: the replica is what it should be
 
     @property
     def _drained(self) -> bool:

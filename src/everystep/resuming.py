@@ -18,7 +18,7 @@ from everystep.capture.rng import check_rng, restore_rng
 from everystep.capture.state import UserState
 from everystep.core.forecast import check_fits
 from everystep.core.resume import nothing_found
-from everystep.errors import EverystepError, Fenced, NothingToRecover
+from everystep.errors import EverystepError, Fenced, NothingToRecover, ShadowLost
 from everystep.loading import check_point, give_back_groups, load_point
 from everystep.options import Options
 from everystep.recover.find import Found, find_newest, resumed_line
@@ -214,7 +214,8 @@ class Resumption:
     def rewind(self, found: Found, live: LiveCensus) -> None:
         """Load what was found, and record from there. If that fails, nobody knows the state of training."""
         recorder = self._recorder
-        self._sealed.wait_for_successor()
+        with contextlib.suppress(ShadowLost):  # one that has died is handed nothing
+            self._sealed.wait_for_successor()
         predecessor = recorder.card()
         recorder.leave()
         remove_later_groups(found.census, live.keyed)

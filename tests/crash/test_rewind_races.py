@@ -94,3 +94,19 @@ def test_a_rewind_that_does_not_fit_lets_go_of_nothing(
     _turns(job, run, 2)
     assert (run.flush(60), job.digest()) == (4, digest)
     run.close()
+
+
+def test_rewind_right_after_its_shadow_has_died(tmp_path: Path) -> None:
+    """Nobody has noticed yet, and nobody waits for it."""
+    job = Job("adam")
+    run = everystep.attach(job.model, job.optimizer, state=job.state, run=tmp_path / "run")
+    run.resume()
+    _turns(job, run, 2)
+    run.flush(60)
+    digest = job.digest()
+    _turns(job, run, 2)
+    _kill_shadow(run)
+    assert (run.rewind(2), job.digest()) == (2, digest)
+    _turns(job, run, 1)
+    assert run.flush(60) == 3
+    run.close()

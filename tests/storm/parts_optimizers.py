@@ -264,8 +264,8 @@ OPTIMIZERS = [
         'p.sub_(p.grad, alpha=group["lr"] * getattr(self, "ema-decay") / self.pace)',
         before='self.pace += 1\nvars(self)["ema-decay"] *= 0.9\nself.late = self.pace',
         init='\n        self.pace = 0\n        vars(self)["ema-decay"] = 1.0',
-        more="\n    @property\n    def pace(self):\n        return vars(self)['pace']"
-        "\n    @pace.setter\n    def pace(self, pace):\n        vars(self)['pace'] = pace",
+        more="\n    def put(self, pace):\n        vars(self)['pace'] = pace"
+        "\n    pace = property(lambda self: vars(self)['pace'], put)",
     ),
     _own(
         "replacing",

@@ -521,7 +521,7 @@ def test_what_is_sent_keeps_below_a_rate() -> None:
 def test_which_tier_is_newer() -> None:
     a, b, x = (EpochMark(token, 5) for token in "abx")
     later, further, none = EpochMark("b", 6), EpochMark("a", 7), EpochMark("n", -1)
-    back = {"a": Passed(3, 5)}
+    back = {"a": [Passed(3, 5)]}
     cases: list[tuple[Tier, Tier, str]] = [
         (Tier({}), Tier({}), "local"),
         (Tier({1: a}), Tier({}), "local"),
@@ -540,13 +540,13 @@ def test_which_tier_is_newer() -> None:
         (Tier({1: a, 2: b}, {1: 3}), Tier({1: a}), "local"),  # rewound to step 3
         (Tier({1: a, 2: b}, {1: 3}), Tier({1: further}), "neither"),
         # somebody has decided
-        (Tier({1: a, 2: b}, over={"x": Passed(-2, 5)}), Tier({1: a, 2: x}), "local"),
+        (Tier({1: a, 2: b}, over={"x": [Passed(-2, 5)]}), Tier({1: a, 2: x}), "local"),
         (
-            Tier({1: a, 2: b}, over={"x": Passed(-2, 4)}),
+            Tier({1: a, 2: b}, over={"x": [Passed(-2, 4)]}),
             Tier({1: a, 2: x}),
             "neither",
         ),  # it went on since
-        (Tier({1: further, 2: x}), Tier({1: a, 2: b}, over={"x": Passed(-2, 5)}), "bucket"),
+        (Tier({1: further, 2: x}), Tier({1: a, 2: b}, over={"x": [Passed(-2, 5)]}), "bucket"),
         # an epoch that the newest goes on from is lost here
         (
             Tier({1: a, 3: none}, {2: 7, 1: 5}),
@@ -558,6 +558,8 @@ def test_which_tier_is_newer() -> None:
         (Tier({1: a, 2: none}, {1: 3}, back), Tier({1: further}), "neither"),
         (Tier({1: a, 2: none}, {1: 3}, back), Tier({1: a, 3: x}, {1: 5}), "neither"),
         (Tier({1: a, 2: none}, {1: 3}, back), Tier({1: a, 3: x}, {1: 5}, back), "bucket"),
+        # what is passed over in two parts, with a gap between them
+        (Tier({2: b}, over={"a": [Passed(-2, 3), Passed(5, 9)]}), Tier({1: a}), "neither"),
         # what it went back to is not passed over, and the bucket has never seen it
         (Tier({1: a, 2: none}, {1: 3}, back), Tier({4: x}, {}, back), "neither"),
         # a claim that holds nothing yet stands for what it goes on from

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
@@ -21,10 +21,8 @@ class Passed(NamedTuple):
     behind: int
     step: int
 
-    def join(self, other: Passed | None) -> Passed:
-        if other is None:
-            return self
-        return Passed(min(self.behind, other.behind), max(self.step, other.step))
+    def has(self, other: Passed) -> bool:
+        return self.behind <= other.behind and other.step <= self.step
 
 
 class Tier(NamedTuple):
@@ -33,8 +31,8 @@ class Tier(NamedTuple):
     marks: Mapping[int, EpochMark]
     # the epochs that the newest goes on from, up to which step
     continued: Mapping[int, int] = MappingProxyType({})
-    # tokens that were decided against, and how much of them
-    over: Mapping[str, Passed] = MappingProxyType({})
+    # tokens that were decided against, and which parts of them
+    over: Mapping[str, Collection[Passed]] = MappingProxyType({})
 
 
 Winner = Literal["local", "bucket", "neither"]
@@ -62,7 +60,8 @@ def newer_tier(local: Tier, bucket: Tier) -> Winner:
 def _has_decided(tier: Tier, other: Tier) -> bool:
     """Whether somebody has passed something over that the other tier still goes on from: a claim behind that
     decision stands for it, though it holds nothing yet."""
-    return any(p.join(other.over.get(t)) != other.over.get(t) for t, p in tier.over.items())
+    decided = ((token, part) for token, parts in tier.over.items() for part in parts)
+    return any(not any(p.has(part) for p in other.over.get(token, ())) for token, part in decided)
 
 
 def unseen(tier: Tier, other: Tier, *, claims: bool = True) -> list[EpochMark]:
@@ -95,8 +94,7 @@ def _reach(tier: Tier, epoch: int) -> int:
 def _knows(tier: Tier, epoch: int, other: Tier) -> bool:
     """Whether a tier knows an epoch of another one as far as that goes, or was told to pass it over."""
     there, here, step = other.marks[epoch], tier.marks.get(epoch), _reach(other, epoch)
-    over = tier.over.get(there.token)
-    if over is not None and over.behind < step <= over.step:
+    if any(part.behind < step <= part.step for part in tier.over.get(there.token, ())):
         return True
     if here is None or here.token != there.token:
         return False

@@ -7,13 +7,11 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 from everystep.core.numbers import EPOCH_MAX
 from everystep.core.retention import Rules
-from everystep.core.tiers import Passed
 from everystep.errors import CorruptData, Fenced, NotARun, StoreError, UnknownVersion
 from everystep.format.base import BaseEntry, Manifest, PassedOver, Point, RunDocument
 from everystep.format.checks import check_manifest
@@ -218,15 +216,8 @@ def _readable(run: Path) -> list[Manifest]:
 
 def _all_over(before: list[Manifest], over: tuple[PassedOver, ...]) -> tuple[PassedOver, ...]:
     """What was decided against at any time: every writer repeats it, so that all tiers hear of it."""
-    passed = passed_in((*(line for manifest in before for line in manifest.over), *over))
-    return tuple(PassedOver(token, p.step, p.behind) for token, p in sorted(passed.items()))
-
-
-def passed_in(lines: Iterable[PassedOver]) -> dict[str, Passed]:
-    found: dict[str, Passed] = {}
-    for line in lines:
-        found[line.token] = Passed(line.behind, line.step).join(found.get(line.token))
-    return found
+    lines = {line for manifest in before for line in manifest.over} | set(over)
+    return tuple(sorted(lines, key=lambda line: (line.token, line.behind, line.step)))
 
 
 def _removed(

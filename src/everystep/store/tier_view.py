@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-from everystep.core.tiers import EpochMark, Tier
+from everystep.core.tiers import EpochMark, Passed, Tier
 from everystep.errors import StoreError
 from everystep.format.base import Manifest, PassedOver, Point
 from everystep.format.commit import Commit
@@ -16,7 +17,7 @@ from everystep.store.bucket import Bucket
 from everystep.store.log_parts import log_ends
 from everystep.store.log_reader import LogReader
 from everystep.store.objects import Objects
-from everystep.store.runs import passed_in, read_lineage, read_manifest
+from everystep.store.runs import read_lineage, read_manifest
 
 
 def bucket_tier(bucket: Bucket, commit: Commit) -> Tier:
@@ -37,7 +38,9 @@ def _tier(manifests: Sequence[Manifest]) -> Tier:
     steps = {m.epoch: max((e.step for e in m.bases), default=-1) for m in manifests}
     newest = max(manifests, key=lambda m: m.epoch, default=None)
     points = [newest.continues, *newest.ancestors] if newest and newest.continues else []
-    over = passed_in(line for manifest in manifests for line in manifest.over)
+    over: dict[str, set[Passed]] = defaultdict(set)
+    for line in (line for manifest in manifests for line in manifest.over):
+        over[line.token].add(Passed(line.behind, line.step))
     return Tier(
         {m.epoch: EpochMark(m.token, steps[m.epoch]) for m in manifests},
         {point.epoch: point.step for point in points},

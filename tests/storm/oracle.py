@@ -299,8 +299,9 @@ def _raised(program: Program, outcome: Outcome) -> list[Failure]:
             return [Failure(f"refused to resume: {error['type']} in {error['place']}", detail)]
         names = {pick.name for _, pick in program.picks()}
         # these raise what goes wrong
-        wants_it = names & {"on_failure", "rewind", "interrupted"} or "flush" in str(program)
-        if not (wants_it and tags & {*_HITS, "rests"}):
+        wants_it = "on_failure" in names or "goes_back" in tags or "flush" in str(program)
+        by_itself = {"shadow_hit"} if "rewind_lost" in names else set()  # which it has to bear
+        if not (wants_it and tags & ({*_HITS, "rests"} - by_itself)):
             return [Failure(f"raised: {error['type']} in {error['place']}", detail)]
     return []
 

@@ -101,7 +101,7 @@ def test_an_error_does_not_say_them(given: str, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
     for operation in (Bucket, everystep.open_run):
         with pytest.MonkeyPatch.context() as patches:
-            patches.setattr("everystep.store.bucket._bounds", lambda: NO_TRIES)
+            patches.setattr("everystep.store.bucket_cloud._bounds", lambda: NO_TRIES)
             try:
                 operation(given)
             except EverystepError as error:

@@ -227,15 +227,16 @@ def test_a_creator_that_died_where_links_are_refused_is_named(
 
 def test_a_run_that_is_created_just_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its document appears while somebody looks for it: no run yet, but not somebody else's folder either."""
-    plain = runs.look_at
+    plain = runs.read_file
 
-    def and_then_it_appears(path: RunPath) -> os.stat_result | None:
-        there = plain(path)
-        if path.name == ondisk.RUN_DOCUMENT and not there:
-            monkeypatch.setattr(runs, "look_at", plain)
+    def and_then_it_appears(path: RunPath) -> bytes:
+        try:
+            return plain(path)
+        except FileNotFoundError:
+            monkeypatch.setattr(runs, "read_file", plain)
             create_run(tmp_path)
-        return there
+            raise
 
-    monkeypatch.setattr(runs, "look_at", and_then_it_appears)
+    monkeypatch.setattr(runs, "read_file", and_then_it_appears)
     assert read_run(tmp_path) is None
     assert read_run(tmp_path) is not None

@@ -8,15 +8,13 @@ import signal
 import time
 import weakref
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
 import everystep
-from everystep.capture.outbox import LetGo
-from everystep.capture.tap import _OrLetGo
+from everystep.capture.outbox import LetGo, OrLetGo
 from everystep.core import geometry
 
 RING_SLOTS_MAX = 128
@@ -65,10 +63,10 @@ def test_no_frame_of_the_step_outlives_it(tmp_path: Path) -> None:
 def test_a_full_ring_is_no_error_and_leaves_no_traceback() -> None:
     let_go = []
     full = LetGo()
-    with _OrLetGo(SimpleNamespace(let_go=lambda: let_go.append(True))):
+    with OrLetGo(lambda: let_go.append(True)):
         raise full
     assert let_go == [True] and full.__traceback__ is None
-    with pytest.raises(ValueError, match="another"), _OrLetGo(SimpleNamespace()):
+    with pytest.raises(ValueError, match="another"), OrLetGo(lambda: let_go.append(True)):
         raise ValueError("another")
 
 

@@ -89,13 +89,14 @@ def test_sigterm_while_the_shadow_starts(runtime: Path, tmp_path: Path) -> None:
 
 def test_closed_run_leaves_nothing(runtime: Path, tmp_path: Path) -> None:
     job = Job("adamw")
+    others = inodes_of(os.getpid())  # of tests before this one
     with everystep.attach(job.model, job.optimizer, run=tmp_path / "run", state=job.state) as run:
         for _ in run.steps(4):
             job.step()
         (pid,) = shadows(runtime)
         inodes = inodes_of(pid)
     check_nothing_left(runtime, pid, inodes - inodes_of(os.getpid()))
-    assert inodes_of(os.getpid()) == set(), "the trainer still holds descriptors"
+    assert inodes_of(os.getpid()) <= others, "the trainer still holds descriptors"
     assert restored(tmp_path / "run") == (4, job.digest())
 
 

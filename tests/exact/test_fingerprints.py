@@ -45,7 +45,7 @@ class BlindWatch(Watch):
         super().__init__(live)
         self._by_hints = True
         for digests in self._slot_bytes:
-            digests._look = list
+            digests._find = list  # type: ignore[method-assign,assignment]
         self.mark_all()
 
 

@@ -5,6 +5,7 @@ Small file systems are mounted for it, which needs root; without it these tests 
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 
 import everystep
 from everystep import connection
@@ -198,6 +200,36 @@ def test_read_only_disk(disk: Path) -> None:
     training = Training(disk / "run", durable_every=3, on_lag="wait")
     mend = lambda: run_or_skip("mount", "-o", "remount,rw", str(disk))  # noqa: E731
     check_heals(training, mend, "Read-only")
+
+
+def test_a_shadow_that_may_write_nothing_takes_over(runtime: Path, tmp_path: Path) -> None:
+    """Its disk fills up between its start and the end of the one before: it cannot write where it is found,
+    and had waited for that for ever, as had the shadow before it and whoever attached."""
+    net = model()
+    *trained, last = net.parameters()
+    last.requires_grad_(False)
+    optimizer = torch.optim.SGD(trained, lr=0.1, momentum=0.9)
+    with (
+        pytest.raises(RuntimeError, match="crash"),
+        everystep.attach(net, optimizer, run=tmp_path / "run", on_lag="wait") as run,
+    ):
+        for step in run.steps(9):
+            if step == 3:
+                last.requires_grad_(True)
+                optimizer.add_param_group({"params": [last]})
+            if step == 4:
+                pid = run.status()["pid"]
+                resource.prlimit(pid, resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
+            if step == 7:
+                raise RuntimeError("crash")
+            train_step(net, optimizer)
+    other = model()
+    its = torch.optim.SGD(list(other.parameters())[:-1], lr=0.1, momentum=0.9)
+    began = time.monotonic()
+    with everystep.attach(other, its, run=tmp_path / "run") as resumed:
+        assert resumed.step == 7 and time.monotonic() - began < HEAL_SECONDS / 2
+        assert bits(other) == bits(net)
+    assert not list(runtime.rglob("shadow.json*"))
 
 
 def test_too_little_host_memory(

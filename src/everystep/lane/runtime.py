@@ -88,14 +88,33 @@ def _stored_card(folder: Path) -> ShadowCard | None:
 
 
 def write_card(folder: Path, card: ShadowCard) -> None:
+    """Where there is no room for it, one that was written ahead takes its place."""
     temporary = folder / f"{_CARD}.{card.pid}"
-    temporary.write_bytes(msgspec.json.encode(card))
+    try:
+        temporary.write_bytes(msgspec.json.encode(card))
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        temporary = _ahead(folder, card.pid)
+        if not temporary.exists():
+            raise
     temporary.replace(folder / _CARD)
+    _ahead(folder, card.pid).unlink(missing_ok=True)
+
+
+def write_card_ahead(folder: Path, card: ShadowCard) -> None:
+    """For a shadow that is to succeed another: by then the disk may be full, and whoever is not found cannot
+    hand over its state."""
+    _ahead(folder, card.pid).write_bytes(msgspec.json.encode(card))
+
+
+def _ahead(folder: Path, pid: int) -> Path:
+    return folder / f"{_CARD}.{pid}.ahead"
 
 
 def remove_card(folder: Path, pid: int) -> None:
     """Take the card away if it is still this shadow's, which may have died already."""
     card = _stored_card(folder)
-    if card is not None and card.pid == pid:
-        with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):
+        _ahead(folder, pid).unlink(missing_ok=True)
+        if card is not None and card.pid == pid:
             (folder / _CARD).unlink(missing_ok=True)

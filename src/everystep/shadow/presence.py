@@ -20,7 +20,14 @@ from everystep.lane.lock import FRESH_SECONDS
 from everystep.lane.place import remake
 from everystep.lane.protocol import PROTOCOL
 from everystep.lane.retire import retire
-from everystep.lane.runtime import ShadowCard, is_alive, read_card, remove_card, write_card
+from everystep.lane.runtime import (
+    ShadowCard,
+    is_alive,
+    read_card,
+    remove_card,
+    write_card,
+    write_card_ahead,
+)
 from everystep.shadow.lookout import Lookout
 from everystep.shadow.opening import Opening
 from everystep.shadow.persist import Persister
@@ -62,6 +69,8 @@ class Presence:
         if before is None:
             self._speak()
         elif is_alive(before):
+            with contextlib.suppress(OSError):
+                write_card_ahead(self._folder, self.card)
             me = AskDefer(self.card.pid, self.card.start)
             with contextlib.suppress(EverystepError):
                 ask(before.control, me, timeout_seconds=_ANNOUNCE_SECONDS)

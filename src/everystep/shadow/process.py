@@ -147,7 +147,7 @@ class Shadow:
         for part in (*parts, self._go_away_when_idle, self._tell):
             guarded(part, self.faults.failed)
         self.faults.end_of_turn(_HEALED_SECONDS, whole=self.intake.whole)
-        if self._trainer_alive or self._terminated:
+        if self._trainer_alive or self._terminated or not self._alone:
             self._done |= self.faults.last(_LAST_SECONDS if self._terminated else _FAILING_SECONDS)
 
     def _tell(self) -> None:

@@ -26,33 +26,42 @@ class Sealed:
         """Make everything durable and let the shadow go; True: it is done."""
         recorder = self.recorder
         recorder.tell_trouble()  # no seal will
-        try:
-            answer = self._close_shadow()
-        except ShadowLost:  # it has died meanwhile: a new one is given the same step
-            answer = self._close_shadow()
+        answer = self.make_durable(AskClose(recorder.step), "close", DURABLE_SECONDS)
         if answer.error:
             raise EverystepError(f"close {self._path} at step {recorder.step}: {answer.error}")
         if recorder.connection is not None:
             recorder.connection.shadow.wait_gone(10)
         return True
 
-    def _close_shadow(self) -> Answer:
+    def make_durable(
+        self, request: AskFlush | AskClose, operation: str, timeout_seconds: float
+    ) -> Answer:
+        """Have everything sealed so far written; if our shadow has died, or dies meanwhile, by a new one that
+        is given the same step."""
+        try:
+            if self.recorder.connection is None:
+                self._have_shadow(operation)
+            return self._ask(request, operation, timeout_seconds)
+        except ShadowLost:
+            self._have_shadow(operation)
+            return self._ask(request, operation, timeout_seconds)
+
+    def _have_shadow(self, operation: str) -> None:
         recorder = self.recorder
         if recorder.connection is None:
-            self._still_sealed("close")
+            self._still_sealed(operation)
         recorder.look_after_shadow()
         for _ in range(_SHADOWS_MAX):
             if recorder.connection is not None or recorder.is_halted:
                 break
-            self._still_sealed("close")
+            self._still_sealed(operation)
             if not recorder.starter.busy:
                 recorder.starter.begin(recorder.census())
             recorder.starter.wait()
             recorder.look_after_shadow()
-        return self.ask(AskClose(recorder.step), "close", DURABLE_SECONDS)
 
-    def ask(self, request: AskFlush | AskClose, operation: str, timeout_seconds: float) -> Answer:
-        """Have everything sealed so far written, what has to be repaired first included."""
+    def _ask(self, request: AskFlush | AskClose, operation: str, timeout_seconds: float) -> Answer:
+        """What has to be repaired first is."""
         recorder = self.recorder
         deadline = time.monotonic() + timeout_seconds
         while True:

@@ -186,7 +186,7 @@ class Run:
         """Return once the newest sealed step is durable in the store."""
         self._resume()
         if self._sealed is not None:
-            answer = self._sealed.ask(AskFlush(self.step), "flush", timeout_seconds)
+            answer = self._sealed.make_durable(AskFlush(self.step), "flush", timeout_seconds)
             if answer.error:
                 raise EverystepError(
                     f"flush {self.path} at step {self.step}: {answer.error}",

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import everystep
+from everystep.errors import EverystepError
 
 from .jobs import Job, read_journal, train
 from .nursery import Nursery
@@ -202,3 +203,21 @@ def test_stopped_shadow_with_wait_loses_nothing(runtime: Path, tmp_path: Path) -
     train("adam", run.step, tmp_path / "reference")
     reference = [e for e in read_journal(tmp_path / "reference") if e["kind"] == "step"]
     assert {e["step"]: e["digest"] for e in reference[3:]} == digests
+
+
+def test_flush_has_a_dead_shadow_replaced(runtime: Path, tmp_path: Path) -> None:
+    """It had raised that there was none, while a new one was just starting."""
+    job = Job("adamw")
+    with everystep.attach(job.model, job.optimizer, run=tmp_path / "run") as run:
+        for step in run.steps(6):
+            if step == 3:
+                os.kill(run.status()["pid"], signal.SIGKILL)
+                assert run.flush() == 3
+                assert everystep.open_run(tmp_path / "run").bases[0].entry.step == 3
+            job.step()
+            if step == 4:
+                os.kill(run.status()["pid"], signal.SIGKILL)
+                with pytest.raises(EverystepError, match="the step after it has begun") as refusal:
+                    run.flush()
+                assert "call flush before anything of a step" in str(refusal.value)
+    assert restored(tmp_path / "run", "adamw") == (6, job.digest())

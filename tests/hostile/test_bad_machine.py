@@ -232,6 +232,37 @@ def test_a_shadow_that_may_write_nothing_takes_over(runtime: Path, tmp_path: Pat
     assert not list(runtime.rglob("shadow.json*"))
 
 
+def test_a_shadow_that_cannot_hand_over_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It had tried again without a word, and whoever attached waited for two minutes."""
+
+    def life() -> everystep.Run:
+        net = model()
+        optimizer = Logged(net.parameters(), lr=0.1)
+        with everystep.attach(net, optimizer, run=tmp_path / "run", durable_every=100) as run:
+            for step in run.steps(6 if run.step == 0 else 0):
+                if step == 2:
+                    run.flush()
+                if step == 4:
+                    pid = run.status()["pid"]
+                    resource.prlimit(pid, resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
+                train_step(net, optimizer)
+        return run
+
+    with pytest.warns(UserWarning, match="File too large"):
+        life()
+    began = time.monotonic()
+    with pytest.warns(UserWarning, match="limited to 0.0 MiB by RLIMIT_FSIZE"):
+        assert life().step == 2
+    assert time.monotonic() - began < HEAL_SECONDS / 2
+    assert "at step 2 from the store (exact); 4 steps lost" in capsys.readouterr().err
+
+
+class Logged(torch.optim.SGD):
+    """Of a class that no shadow knows: its steps are kept as gradients, and handed over."""
+
+
 def test_too_little_host_memory(
     runtime: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -120,9 +120,7 @@ class Shadow:
         self.advances.load_torch()
         if self._alone:
             self.persister.begin_claim()
-            self.persister.wait(
-                _CLAIM_SECONDS
-            )  # who attaches waits for us, but not for a disk that hangs
+            self.persister.wait(_CLAIM_SECONDS)  # not for ever: a disk may hang
         fenced = self.persister.state.fenced
         if not fenced:
             self.board.put_up(self.status())
@@ -263,9 +261,7 @@ class Shadow:
         except Exception as error:
             if self._trainer_alive:
                 raise  # it sends everything anew
-            self.faults.failed(
-                error
-            )  # of the log, which notices the gap: the replica is what it should be
+            self.faults.failed(error)  # of the log, which notices the gap: the replica is sound
 
     @property
     def _drained(self) -> bool:
@@ -344,7 +340,17 @@ class Shadow:
         while (received := self.control.receive()) is not None:
             look = 0 if isinstance(received[1], control.AskStatus) else self.lookout.ask()
             self._waiters.append(Waiter(*received, self.persister.state.failures_total, look))
-        self._waiters = [waiter for waiter in self._waiters if not self._answer(waiter)]
+        self._waiters = [waiter for waiter in self._waiters if not self._is_answered(waiter)]
+
+    def _is_answered(self, waiter: Waiter) -> bool:
+        """What fails on the way is the answer: nobody waits for one that cannot come."""
+        try:
+            return self._answer(waiter)
+        except Exception as error:  # noqa: BLE001 — boundary: it is told, here and there
+            self.faults.failed(error)
+            told = f"{type(error).__name__}: {error}".splitlines()[0]
+            self.control.answer(waiter.route, control.Answer(error=told, status=self._finished))
+            return True
 
     def _answer(self, waiter: Waiter) -> bool:
         """Try to answer; False keeps the request waiting for the next turn."""
@@ -378,16 +384,19 @@ class Shadow:
     def _answer_yield(self, route: list[bytes]) -> bool:
         if not self._drained or self._succeeded:
             return False
-        finished = max(self.intake.sealed_step, self.intake.ring.dropped_step)
-        told = {"finished_step": finished}
         if not self.intake.whole or self._distrusted or self.intake.drifted:
-            answer = control.Answer(error="this shadow holds no complete state", status=told)
+            why = "this shadow holds no complete state"
+            answer = control.Answer(error=why, status=self._finished)
         else:
+            holding = self.handover.holding(self.persister.state.epoch)
+            answer = control.Answer(holding=holding, status=self._finished)
             self._yielded = True
-            epoch = self.persister.state.epoch
-            answer = control.Answer(holding=self.handover.holding(epoch), status=told)
         self.control.answer(route, answer)
         return True
+
+    @property
+    def _finished(self) -> dict[str, Any]:
+        return {"finished_step": max(self.intake.sealed_step, self.intake.ring.dropped_step)}
 
     def _answer_stop(self, waiter: Waiter) -> bool:
         route = waiter.route

@@ -67,9 +67,10 @@ def on_terminal(
         os.setsid()
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
+    inherited = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")}
     process = subprocess.Popen(
         [sys.executable, *program, *map(str, words)],
-        env={**os.environ, "TERM": "xterm", **environment},
+        env={**inherited, "TERM": "xterm", **environment},  # its size is this terminal's
         preexec_fn=own_the_terminal,
         **settings,
     )

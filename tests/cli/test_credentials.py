@@ -157,6 +157,9 @@ def test_a_trainer_and_its_shadow_do_not_show_them(
             clean(repr(run.status()))
             (tmp_path / "bucket").unlink()
             (tmp_path / "gone").rename(tmp_path / "bucket")
+            while run.status()["problem"]:  # who closes before it was tried again is told
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
     clean(caplog.text)
     assert str(run.path) in caplog.text
     clean((runtime_dir(str(run.path)) / "shadow.log").read_text())

@@ -131,6 +131,14 @@ def _stuck(name: str, *, weight: float, option: str = "", tags: str = "") -> Par
     )
 
 
+_JUMP = """
+deadline = time.monotonic() + 1  # ages are of something that has been written
+while run.status().get("durable_step") is None and time.monotonic() < deadline:
+    time.sleep(0.01)
+put(place / "by", "$by")
+time.sleep(0.2)  # the shadow writes its status
+tell("status", run.step, run.status())
+""".strip()
 _HOST = (
     'tell("status", run.step, status := run.status())\n'
     f'if status.get("pid"):\n    os.kill(status["pid"], signal.SIGKILL)\n{_KILL}'
@@ -219,13 +227,13 @@ FAULTS = [
         {
             "defs": _PLANTED + _CLOCK,
             "before": "place = planted(run_dir, CLOCK)",
-            "placed": 'if life == $life and step == $at:\n    put(place / "by", "$by")',
+            "placed": _in_life(_JUMP),
         },
         gives="clock_hit",
         at=[],
         place=["start"],
-        by=[-86400, 86400],
-        weight=0.8,
+        by=[-86400, -86400, 86400],
+        weight=1.5,
     ),
     part(
         "flip",

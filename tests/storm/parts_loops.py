@@ -96,6 +96,24 @@ LOOPS = [
         at=[2, 4, 5],
     ),
     part(
+        "interrupted_group",  # the broken turn has added a param group: it goes, and comes again
+        {
+            "params": "held = params.pop().requires_grad_(False)",
+            "start": "held.requires_grad_(step >= $at)",
+            "backward": "if step == $at:\n"
+            '    opts[0].add_param_group({"params": [held], "lr": 0.03})',
+            "loop": _INTERRUPTED,
+            "placed": _INTERRUPT,
+        },
+        weight=0.8,
+        needs="module one",
+        gives="goes_back popped",
+        bars="strange lazy single closure_only own scaler",
+        tells="left in its midst",
+        place=["stepped"],
+        at=[2, 4, 5],
+    ),
+    part(
         "seal_interrupted",
         {
             "defs": _BREAKS,

@@ -33,7 +33,7 @@ STATES = [
         },
         weight=3,
         gives="scheduled",
-        bars="closure_only scheduled",
+        bars="closure_only scheduled popped",
         kind=[
             "StepLR(opts[0], 3, 0.5)",
             "CosineAnnealingLR(opts[0], 7)",
@@ -54,7 +54,7 @@ STATES = [
         },
         weight=0.7,
         gives="scheduled",
-        bars="closure_only scheduled",
+        bars="closure_only scheduled popped",
     ),
     _plain(
         "arrays",

@@ -218,6 +218,7 @@ class Resumption:
             self._sealed.wait_for_successor()
         predecessor = recorder.card()
         recorder.leave()
+        recorder.standing.go_back()
         remove_later_groups(found.census, live.keyed)
         live = self._load(recorder.census(), found)
         recorder.connect(live, predecessor=predecessor, opening_rng=found.session.rng)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from pathlib import Path
 from typing import NamedTuple
 
+from everystep.errors import StoreError
 from everystep.format.base import Point
 from everystep.lane.runtime import ShadowCard
-from everystep.recover.find import claimed_point
 from everystep.store.home import known_run
 from everystep.store.layout import epoch_numbers
 from everystep.store.runs import Known
@@ -31,6 +32,7 @@ class Standing:
         self._run_id = ""
         self._attach = secrets.token_hex(8)
         self._known = Known(0, (self._attach,))
+        self._handed: tuple[str, ...] = ()  # attaches whose state our newest shadow was handed
         self.point: Point | None = (
             None  # what was resumed, or the newest that a shadow of ours has claimed
         )
@@ -41,15 +43,24 @@ class Standing:
 
     def follow(self, step: int) -> None:
         """A shadow that died may have claimed an epoch and written to it: that goes on counting."""
-        self.point = claimed_point(self._run, self.point, step, self._attach)
+        with contextlib.suppress(StoreError, OSError):  # whoever claims looks again
+            self.point = self._known_at(step).place(self._run, self.point)
+            self._handed = ()
+
+    def go_back(self) -> None:
+        """To a point of the store: what a shadow of ours has written so far lies on the line that is left."""
+        self._known = self._known._replace(left=max(epoch_numbers(self._run), default=0))
+        self._handed = ()
 
     def at(self, step: int, predecessor: ShadowCard | None) -> Place:
         """For a shadow that begins there, and may be handed a replica."""
         self._run_id = known_run(self._run) or self._run_id
-        known = self._known
         if predecessor is not None:
-            known = known._replace(attaches=(self._attach, *_handed_on(predecessor)))
-        return Place(step, self._run_id, self.point, known)
+            self._handed = _handed_on(predecessor)
+        return Place(step, self._run_id, self.point, self._known_at(step))
+
+    def _known_at(self, step: int) -> Known:
+        return self._known._replace(attaches=(self._attach, *self._handed), step=step)
 
 
 def _handed_on(predecessor: ShadowCard) -> tuple[str, ...]:

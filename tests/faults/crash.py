@@ -12,7 +12,7 @@ from pathlib import Path
 from faults.disk import Disk, Operation
 from faults.inject import Faults
 from faults.power import build, survivors
-from faults.work import Work, problems
+from faults.work import Claim, Work, problems
 
 OPERATIONS, INSTANTS = 14, 12
 _REFUSES = 0.5  # of all disks
@@ -86,6 +86,7 @@ def _found(run: Path, work: Work, instant: int, chance: random.Random) -> Iterat
         with_bucket = chance.random() < 0.5 and work.bucket_at(instant, run.parent / "bucket")
         again = Work(run, run.parent / "bucket", chance, lambda: 0)
         again.branch, again.history = work.branch + 1, work.history
+        again.claims = [(0, Claim(whole=work.promised(instant).whole))]
         if with_bucket:
             again.bring()
         yield from problems(run, work, work.promised(instant))

@@ -284,6 +284,23 @@ def test_shadows_of_one_attach_follow_each_other(tmp_path: Path) -> None:
         EpochWriter(run, Point(2, 1), RULES, known=Known(2, ("a",)))
 
 
+def test_a_claim_goes_on_behind_what_was_claimed_since_the_handover(tmp_path: Path) -> None:
+    """A shadow that was asked for its state may claim its epoch, and write, after it has answered."""
+    run = tmp_path / "run"
+    EpochWriter(run, None, RULES, known=Known(0, ("a",))).commit(snapshot(4))
+    EpochWriter(run, Point(1, 4), RULES, known=Known(0, ("a",), step=4)).commit(snapshot(5))
+    told = Point(1, 5)  # by the one that has written to epoch 2 since
+    ours = EpochWriter(run, told, RULES, known=Known(1, ("b", "a"), step=5)).manifest
+    assert ours.continues == Point(2, 5) and newest_point(run) == Point(2, 5)
+
+    known = Known(1, ("b", "a"), step=9)
+    assert known.place(run, told) == Point(3, 9), "our shadow has died, and nobody was told"
+    assert known._replace(left=3).place(run, told) == told, "training has gone back since"
+    assert known._replace(step=3).place(run, Point(1, 3)) == Point(1, 3)
+    assert known._replace(attaches=("b",)).place(run, told) == told
+    assert Known(0, ("a",), step=7).place(run, None) == Point(2, 7)
+
+
 def test_who_clears_up_leaves_a_claim_alone_that_is_under_way(tmp_path: Path) -> None:
     run = tmp_path / "run"
     EpochWriter(run, None, RULES).commit(snapshot(1))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -32,11 +31,10 @@ from everystep.lane.last_words import last_words
 from everystep.lane.protocol import PROTOCOL, versions
 from everystep.lane.runtime import ShadowCard, is_alive
 from everystep.recover.meet import shadow_of
-from everystep.store import layout
 from everystep.store.bases import BaseReader, read_index
 from everystep.store.log_reader import LogReader, read_log
 from everystep.store.reach import describe_reachable, reachable, whole_bases
-from everystep.store.runs import Candidate, Lineage, identify, read_lineage, read_manifest
+from everystep.store.runs import Candidate, Lineage, identify, read_lineage
 
 log = logging.getLogger(__name__)
 
@@ -353,17 +351,3 @@ def _found_base(
         problems,
         log=behind,
     )
-
-
-def claimed_point(run: Path, point: Point | None, step: int, attach: str) -> Point | None:
-    """Where a trainer that stands at `step` and came from `point` has got to in the store.
-
-    A shadow of this attach that died may have claimed an epoch and written bases to it; they must go on
-    counting.
-    """
-    for number in layout.epoch_numbers(run):
-        with contextlib.suppress(StoreError, OSError):
-            manifest = read_manifest(run, number)
-            if manifest is not None and manifest.attach == attach and manifest.continues == point:
-                return Point(number, step)
-    return point

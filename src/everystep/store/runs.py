@@ -58,6 +58,8 @@ class Known(NamedTuple):
 
     epoch: int
     attaches: tuple[str, ...] = ()  # our own, and those whose state was handed on to us
+    step: int = 0  # where the writer begins
+    left: int = 0  # epochs up to this one are of a line that training has gone back from
 
     def check(self, run: Path, epochs: list[int]) -> None:
         others = [n for n in epochs if n > self.epoch and not self._is_ours(run, n)]
@@ -73,6 +75,24 @@ class Known(NamedTuple):
         except StoreError:
             return False
         return bool(self.attaches) if manifest is None else manifest.attach in self.attaches
+
+    def place(self, run: Path, point: Point | None) -> Point | None:
+        """Where a line that came from `point` has got to in the store. A shadow of it may have claimed an
+        epoch since it was asked for its state, or told nobody: what it wrote there goes on counting."""
+        for number in reversed(layout.epoch_numbers(run)):
+            if number <= max(self.epoch, self.left):
+                continue
+            manifest = read_manifest(run, number)
+            if manifest and manifest.attach in self.attaches and self._leads(manifest, point):
+                point = Point(number, self.step)
+        return point
+
+    def _leads(self, manifest: Manifest, point: Point | None) -> bool:
+        """Whether that epoch lies on the way from `point` to where the writer begins."""
+        begins = manifest.continues
+        if begins is None or point is None:
+            return begins is None and (point is None or not point.epoch)
+        return begins.epoch == point.epoch and begins.step <= self.step
 
 
 class Lineage(NamedTuple):
@@ -134,6 +154,7 @@ def claim_epoch(
     run_id = identify(run)[0] or create_run(run).run_id
     make_folder(layout.epochs_dir(run), below=RunPath(run))
     number = _make_epoch(run, known, behind)
+    continues = known.place(run, continues) if known else continues
     ancestors = _ancestors(run, continues)
     before = _readable(run)
     dropped, slimmed = _removed(before, {p.epoch for p in (continues, *ancestors) if p})

@@ -117,6 +117,7 @@ def live(order: dict[str, Any]) -> None:
         code = 0
     except BaseException as error:
         planned = isinstance(error, ZeroDivisionError) and str(error) == "planned"
+        planned |= isinstance(error, KeyboardInterrupt)  # nobody else sends one
         journal.add("raised", error=None if planned else describe(error))
         if not planned:
             traceback.print_exc()

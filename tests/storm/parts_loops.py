@@ -99,8 +99,7 @@ LOOPS = [
         "interrupted_group",  # the broken turn has added a param group: it goes, and comes again
         {
             "params": "held = params.pop().requires_grad_(False)",
-            "start": "held.requires_grad_(step >= $at)",
-            "backward": "if step == $at:\n"
+            "start": "held.requires_grad_(step >= $at)\nif step == $at:\n"
             '    opts[0].add_param_group({"params": [held], "lr": 0.03})',
             "loop": _INTERRUPTED,
             "placed": _INTERRUPT,

@@ -45,7 +45,7 @@ MESSAGES = {
     4: "6d26ae140b5b0171",
     5: "ca53b003571e6450",
     6: "cf61ce1cbe11b173",
-    7: "53797312f7a5bdaf",
+    7: "60f54fd6b1d2b07a",
 }
 
 _SHADOW = """

@@ -54,6 +54,25 @@ def test_what_a_writer_has_dropped_meanwhile_is_no_damage(times: int, tmp_path: 
     assert report.problems == [] and report.valid == [2 + times]
 
 
+@pytest.mark.parametrize("keep", [1, 2])
+def test_a_writer_that_is_faster_than_who_reads_makes_no_damage(keep: int, tmp_path: Path) -> None:
+    """All that was looked at has gone each time before it was read."""
+    run = tmp_path / "run"
+    writer = EpochWriter(run, None, Rules(keep))
+    writer.commit(snapshot(2))
+    steps = iter(range(3, 2000))
+
+    def go_on() -> None:
+        for step in (next(steps) for _ in range(keep)):
+            writer.commit(snapshot(step, thawed=step))
+            writer.retain()
+
+    report = verify_run(run, check=beside(run, go_on, 1000))
+    assert report.problems == [] and report.valid == []
+    assert "verify it again while its writer rests" in report.notes[0]
+    assert verify_run(run).notes == []
+
+
 def test_damage_beside_a_writer_is_damage(tmp_path: Path) -> None:
     run = tmp_path / "run"
     writer = EpochWriter(run, None, Rules(3))

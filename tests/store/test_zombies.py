@@ -347,13 +347,22 @@ def test_a_claim_that_the_disk_refuses_leaves_nothing(
     assert EpochWriter(run, Point(1, 1), RULES).manifest.epoch == 2
 
 
-def test_a_log_whose_file_was_removed_is_told_and_goes_on_in_another(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["removed", "replaced"])
+def test_a_log_whose_file_was_removed_is_told_and_goes_on_in_another(
+    how: str, tmp_path: Path
+) -> None:
+    """Replaced: a backup was put back, or a tool that synchronises folders has written it anew."""
     writer = EpochWriter(tmp_path / "run", None, RULES)
     writer.commit(snapshot(1))
     logged = log_of(tmp_path / "run", writer)
     logged.append([record(2)])
-    ondisk.segments(tmp_path / "run", 1)[0].unlink()
-    with pytest.raises(StoreError, match="removed"):
+    (segment,) = ondisk.segments(tmp_path / "run", 1)
+    if how == "removed":
+        segment.unlink()
+    else:
+        shutil.copy(segment, tmp_path / "copy")
+        (tmp_path / "copy").replace(segment)
+    with pytest.raises(StoreError, match=how):
         logged.append([record(3)])
     writer.commit(snapshot(3))
     logged.append([record(4)])

@@ -200,6 +200,8 @@ def _verdict(report: Report, seconds: float) -> Iterator[Any]:
     verdict = ("all is well", "green")
     if report.problems:
         verdict = ("damaged", "red")
+    elif report.bases and not report.valid:
+        verdict = ("nothing is known", "yellow")
     elif report.notes:
         verdict = ("every base is whole, the log is not", "yellow")
     yield output.text(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import zip_longest
@@ -101,11 +102,16 @@ class LogWriter:
                 put_head(self._chain.head(step, after, len(body), checksum()))
 
     def _check_linked(self, stream: StreamWriter) -> None:
-        """A file that somebody has removed takes all that is written to it, and gives none of it back."""
+        """A file that somebody has removed takes all that is written to it, and gives none of it back; another
+        one may have its name now. Some file systems count no links: there it is ours as long as it shows."""
         assert self._path is not None
-        if not stream.links and look_at(self._path) is None:
+        if stream.links:
+            return
+        there = look_at(self._path)
+        if there is None or not os.path.samestat(there, stream.stat):
+            how = "removed" if there is None else "replaced"
             raise StoreError(
-                f"append to {self._path}: somebody has removed this file while it was written",
+                f"append to {self._path}: somebody has {how} this file while it was written",
                 hint="only everystep prune may remove files of a run; the log goes on behind the next base",
             )
 

@@ -87,7 +87,11 @@ class StreamWriter:
     @property
     def links(self) -> int:
         """How many names the file has; 0: nobody will find it again."""
-        return os.fstat(self._fd).st_nlink
+        return self.stat.st_nlink
+
+    @property
+    def stat(self) -> os.stat_result:
+        return os.fstat(self._fd)
 
     def spoil(self, at: int) -> None:
         """Nothing that begins at this block can be read any more. It is not cut off: somebody may have it

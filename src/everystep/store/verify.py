@@ -24,6 +24,10 @@ from everystep.store.runs import Candidate, Lineage, read_lineage
 from everystep.store.tags import read_tags
 
 _LOOKS_MAX = 5  # at a run whose writer goes on meanwhile
+_TOO_FAST = (
+    "bases are written and removed faster than they are read here: none was read whole; verify it again "
+    "while its writer rests, or keep more bases (keep_last)"
+)
 _THREADS = 4  # hashing releases the GIL; a few readers keep a disk busy
 
 
@@ -78,12 +82,18 @@ def verify_run(
     )
     lineage = read_lineage(run, to_look=True)
     for _ in range(_LOOKS_MAX):
-        report = checker.report(lineage)
+        checker.look(lineage)
         now = read_lineage(run, to_look=True)
+        report = checker.report(lineage, now)
         if not (report.problems or report.notes) or now == lineage:
             break
         lineage = now
     return report
+
+
+class _Problem(NamedTuple):
+    text: str
+    bases: frozenset[Point] = frozenset()  # whose damage it is; empty: not of any base
 
 
 class _Checker:
@@ -98,39 +108,59 @@ class _Checker:
     ) -> None:
         self._run, self._check, self._read, self._progress = run, check, read, progress
         self._good: set[str] = set()
+        self._problems: list[_Problem] = []
+        self._valid: list[tuple[Candidate, Census]] = []
+        self._files: dict[str, StoredFile] = {}
+        self._elsewhere: list[Candidate] = []
 
-    def report(self, lineage: Lineage) -> Report:
-        problems = list(lineage.problems)
-        elsewhere = _pinned_elsewhere(self._run, lineage, problems)
+    def look(self, lineage: Lineage) -> None:
+        self._problems = [_Problem(text) for text in lineage.problems]
+        self._elsewhere = _pinned_elsewhere(self._run, lineage, self._problems)
         indexes: list[tuple[Candidate, BaseIndex]] = []
-        for candidate in (*lineage.candidates, *elsewhere):
+        for candidate in (*lineage.candidates, *self._elsewhere):
             try:
                 indexes.append((candidate, read_index(self._run, candidate)))
             except StoreError as error:
-                problems.append(_first(error))
-        files = {layout.name_of(file): file for _, index in indexes for file in index.files}
-        bad = self._look_at(files, problems)
-        good = []
-        for candidate, index in indexes:
-            if not bad & set(map(layout.name_of, index.files)) and self._says_right(
-                index, problems
-            ):
-                good.append((candidate, index.census))
-        valid = [c.entry.step for c, _ in good if c not in elsewhere]
-        starts = [(c.point, census) for c, census in reversed(good) if c not in elsewhere]
-        logged, notes = _read_log(self._run, lineage, starts)
-        total = sum(file.bytes for file in files.values())
-        return Report(problems, len(lineage.candidates), valid, len(files), total, logged, notes)
+                self._problems.append(_Problem(_first(error), frozenset([candidate.point])))
+        self._files = {layout.name_of(file): file for _, index in indexes for file in index.files}
+        bad = self._look_at_files(indexes)
+        self._valid = [
+            (candidate, index.census)
+            for candidate, index in indexes
+            if not bad & set(map(layout.name_of, index.files))
+            and self._says_right(candidate, index)
+        ]
 
-    def _look_at(self, files: dict[str, StoredFile], problems: list[str]) -> set[str]:
+    def report(self, lineage: Lineage, now: Lineage) -> Report:
+        """What was found in `lineage`. What a base was found to lack that does not count any more was dropped
+        with it."""
+        there = {candidate.point for candidate in (*now.candidates, *self._elsewhere)}
+        problems = [p.text for p in self._problems if not p.bases or p.bases & there]
+        valid = [(c, census) for c, census in self._valid if c not in self._elsewhere]
+        starts = [(candidate.point, census) for candidate, census in reversed(valid)]
+        logged, notes = _read_log(self._run, lineage, starts)
+        if lineage.candidates and not (valid or problems):
+            notes = [_TOO_FAST, *notes]
+        return Report(
+            problems,
+            len(lineage.candidates),
+            [candidate.entry.step for candidate, _ in valid],
+            len(self._files),
+            sum(file.bytes for file in self._files.values()),
+            logged,
+            notes,
+        )
+
+    def _look_at_files(self, indexes: list[tuple[Candidate, BaseIndex]]) -> set[str]:
         """Names of files that are not what they should be."""
-        left = {name: file for name, file in files.items() if name not in self._good}
+        left = {name: file for name, file in self._files.items() if name not in self._good}
         total, done = sum(file.bytes for file in left.values()), 0
         bad: set[str] = set()
         with ThreadPoolExecutor(_THREADS) as pool:
             for name, problem in pool.map(lambda n: (n, _problem(self._check, left[n])), left):
                 if problem:
-                    problems.append(problem)
+                    needed = (c.point for c, i in indexes if left[name] in i.files)
+                    self._problems.append(_Problem(problem, frozenset(needed)))
                     bad.add(name)
                 else:
                     self._good.add(name)
@@ -138,12 +168,12 @@ class _Checker:
                 self._progress(done, total)
         return bad
 
-    def _says_right(self, index: BaseIndex, problems: list[str]) -> bool:
+    def _says_right(self, candidate: Candidate, index: BaseIndex) -> bool:
         """What its small files say, as who loads it would read them."""
         try:
             check_small_files(index, self._read)
         except StoreError as error:
-            problems.append(_first(error))
+            self._problems.append(_Problem(_first(error), frozenset([candidate.point])))
             return False
         return True
 
@@ -162,12 +192,12 @@ def _read_log(
     return logged, list(dict.fromkeys(notes))
 
 
-def _pinned_elsewhere(run: Path, lineage: Lineage, problems: list[str]) -> list[Candidate]:
+def _pinned_elsewhere(run: Path, lineage: Lineage, problems: list[_Problem]) -> list[Candidate]:
     """Bases that the run was rewound over, and that tags keep all the same."""
     try:
         pinned = read_tags(run).values()
     except StoreError as error:
-        problems.append(str(error))
+        problems.append(_Problem(_first(error)))
         return []
     known = {candidate.point for candidate in lineage.candidates}
     return list({c.point: c for c in pinned if c.point not in known}.values())

@@ -107,7 +107,7 @@ class Resumption:
             return
         found, live = done
         if adopts:
-            recorder.standing.point = point_here(self.path, found.point)
+            recorder.standing.point = point_here(self.path, found.line or found.point)
         try:
             self._look_ahead(live, resumes=True)
             # a shadow's memory is handed on only if it describes exactly what is trained now
@@ -167,7 +167,7 @@ class Resumption:
         self._user_state.metric = found.session.metric
         self._rng = found.session.rng
         self.must_resume = resumes
-        recorder.step, recorder.standing.point = found.point.step, found.point
+        recorder.step, recorder.standing.point = found.point.step, found.line
         self.resumed_from = found.source
         return self._timed("census", recorder.census)
 

@@ -14,6 +14,8 @@ from everystep.store.home import known_run
 from everystep.store.layout import epoch_numbers
 from everystep.store.runs import Known
 
+_HANDED_MAX = 8  # lives in a row in which nothing was claimed
+
 
 class Place(NamedTuple):
     """What a shadow is told of it."""
@@ -45,18 +47,19 @@ class Standing:
         """A shadow that died may have claimed an epoch and written to it: that goes on counting."""
         with contextlib.suppress(StoreError, OSError):  # whoever claims looks again
             self.point = self._known_at(step).place(self._run, self.point)
-            self._handed = ()
 
     def go_back(self) -> None:
         """To a point of the store: what a shadow of ours has written so far lies on the line that is left."""
-        self._known = self._known._replace(left=max(epoch_numbers(self._run), default=0))
-        self._handed = ()
+        left = (*self._known.left, self._attach, *self._handed)
+        self._known, self._handed = self._known._replace(left=left), ()
+        self._attach = secrets.token_hex(8)
 
     def at(self, step: int, predecessor: ShadowCard | None) -> Place:
         """For a shadow that begins there, and may be handed a replica."""
         self._run_id = known_run(self._run) or self._run_id
         if predecessor is not None:
-            self._handed = _handed_on(predecessor)
+            known = {*self._known.left, *self._handed, self._attach}
+            self._handed += tuple(a for a in _handed_on(predecessor) if a not in known)
         return Place(step, self._run_id, self.point, self._known_at(step))
 
     def _known_at(self, step: int) -> Known:
@@ -64,6 +67,6 @@ class Standing:
 
 
 def _handed_on(predecessor: ShadowCard) -> tuple[str, ...]:
-    """Attaches whose epoch may be the newest one there is. A shadow that has claimed its own epoch speaks for
-    those before it."""
-    return predecessor.attaches[:1] if predecessor.epoch else predecessor.attaches
+    """Attaches whose epoch may be the newest one there is, or lie on the way to it. A shadow that was asked
+    for its state before it had claimed an epoch may have one by now: those before it count all the same."""
+    return predecessor.attaches[:_HANDED_MAX]

@@ -295,7 +295,9 @@ def test_a_claim_goes_on_behind_what_was_claimed_since_the_handover(tmp_path: Pa
 
     known = Known(1, ("b", "a"), step=9)
     assert known.place(run, told) == Point(3, 9), "our shadow has died, and nobody was told"
-    assert known._replace(left=3).place(run, told) == told, "training has gone back since"
+    back = known._replace(attaches=("c",), left=("b", "a"))
+    assert back.place(run, told) == told, "training has gone back since"
+    back.check(run, [3, 2, 1])  # nobody else has claimed it
     assert known._replace(step=3).place(run, Point(1, 3)) == Point(1, 3)
     assert known._replace(attaches=("b",)).place(run, told) == told
     assert Known(0, ("a",), step=7).place(run, None) == Point(2, 7)

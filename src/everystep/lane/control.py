@@ -16,7 +16,7 @@ import zmq
 
 from everystep.core.census import Census
 from everystep.errors import LaneError, LaneTimeout, ProtocolMismatch, ShadowLost
-from everystep.format.base import SessionValues
+from everystep.format.base import Point, SessionValues
 from everystep.lane.protocol import NOT_UNDERSTOOD, PROTOCOL, head_of, versions
 
 _LOOK_SECONDS = 1.0  # between two looks whether the shadow still lives
@@ -100,7 +100,9 @@ class Holding(msgspec.Struct, frozen=True):
     """
 
     step: int
-    epoch: int
+    line: (
+        Point | None
+    )  # where it lies in the store; before an epoch was claimed for it: what it came from
     census: Census
     places: tuple[Place, ...]
     extents: int

@@ -32,6 +32,7 @@ class ShadowCard(msgspec.Struct, frozen=True):
     trainer_pid: int = 0  # 0: it has gone, or has left the run
     trainer_start: int = 0
     attaches: tuple[str, ...] = ()  # that it serves, and those whose state was handed on to it
+    left: tuple[str, ...] = ()  # those of lines that its trainer has gone back from
 
 
 def runtime_dir(run: str) -> Path:

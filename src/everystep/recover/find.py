@@ -70,6 +70,11 @@ class Found(NamedTuple):
     finished: int | None = None  # the newest step that training had finished, if a shadow knows
 
     @property
+    def line(self) -> Point | None:
+        """What whoever goes on from here continues."""
+        return self.point if self.holding is None else self.holding.line
+
+    @property
     def lost_steps(self) -> int | None:
         return None if self.finished is None else max(0, self.finished - self.point.step)
 
@@ -219,7 +224,7 @@ def _from_shadow(card: ShadowCard, problems: list[str], finished: list[int]) -> 
 
     tail = memory[-1].view[: holding.tail_bytes] if holding.tail_bytes else memoryview(b"")
     return Found(
-        Point(holding.epoch, holding.step),
+        Point(holding.line.epoch if holding.line else 0, holding.step),
         "shadow",
         holding.census,
         holding.session,

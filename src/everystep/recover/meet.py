@@ -33,7 +33,8 @@ def _moved_with(run: Path) -> ShadowCard | None:
         return None
     run_id = manifest.run_id if manifest else known_run(run)
     for card in living_cards() if run_id else ():
-        ours = card.run_id == run_id and (manifest is None or manifest.attach in card.attaches)
+        served = (*card.attaches, *card.left)
+        ours = card.run_id == run_id and (manifest is None or manifest.attach in served)
         if ours and (_is_away(card) or Path(card.run).samefile(run)):  # else this is a copy
             return card
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from everystep.format.base import Point
 from everystep.lane.arena import SharedMemory
 from everystep.lane.control import Holding
 from everystep.shadow.intake import Intake
@@ -28,15 +29,16 @@ class Handover:
             tail.close()
 
     def holding(self, epoch: int) -> Holding:
-        """Where everything lies. `epoch`: ours, if we have one."""
+        """Where everything lies. `epoch`: ours, if we have one; behind the point that we continue there may
+        be steps that training has gone back from, which are not ours."""
         tail = b"".join(data for _, data in self._intake.tail)
         if tail:
             self._tail = SharedMemory.create(len(tail), "tail", self._opening.arena_dir)
             self._tail.view[: len(tail)] = tail
-        continues = self._opening.continues
+        session = self._intake.session_values()
         return self._replica.holding(
-            epoch=epoch or (continues.epoch if continues else 0),
-            session=self._intake.session_values(),
+            line=Point(epoch, session.step) if epoch else self._opening.continues,
+            session=session,
             tail_bytes=len(tail),
             tail_steps=self._intake.tail_steps,
         )

@@ -62,6 +62,7 @@ class Presence:
             trainer_pid=opening.trainer_pid,
             trainer_start=opening.trainer_start,
             attaches=opening.known.attaches,
+            left=opening.known.left,
         )
 
     def announce(self, before: ShadowCard | None) -> None:

@@ -424,7 +424,7 @@ class Shadow:
         if lost := self.presence.lost:
             self.control.answer(route, control.Answer(error=lost, status=self.status()))
             return True
-        if state.durable is not None and state.durable.step >= request.step:
+        if state.epoch and state.durable is not None and state.durable.step >= request.step:
             closes = isinstance(request, control.AskClose)
             if closes and not self._shipped:
                 return False

@@ -11,7 +11,7 @@ from everystep.core.census import Census, align
 from everystep.core.dtypes import ELEMENT_TYPES, tensor_bytes
 from everystep.core.events import GRADIENT, Edit, Presence
 from everystep.errors import CorruptData, NotEnoughMemory
-from everystep.format.base import SessionValues
+from everystep.format.base import Point, SessionValues
 from everystep.format.values import keys_of, without
 from everystep.lane.arena import SharedMemory
 from everystep.lane.control import Holding, Place
@@ -171,7 +171,7 @@ class Replica:
         self.based = [False] * len(self.census.atoms)
 
     def holding(
-        self, *, epoch: int, session: SessionValues, tail_bytes: int, tail_steps: int
+        self, *, line: Point | None, session: SessionValues, tail_bytes: int, tail_steps: int
     ) -> Holding:
         places = tuple(
             Place(p.atom, p.slot, p.dtype, p.shape, self.versions[p.atom], p.extent, p.at, p.bytes)
@@ -179,7 +179,7 @@ class Replica:
         )
         return Holding(
             step=session.step,
-            epoch=epoch,
+            line=line,
             census=self.census,
             places=places,
             extents=len(self.extents),

@@ -102,8 +102,8 @@ class LogWriter:
                 put_head(self._chain.head(step, after, len(body), checksum()))
 
     def _check_linked(self, stream: StreamWriter) -> None:
-        """A file that somebody has removed takes all that is written to it, and gives none of it back; another
-        one may have its name now. Some file systems count no links: there it is ours as long as it shows."""
+        """A file that somebody has removed takes all that is written to it, and gives none of it back;
+        another one may have its name now. Some file systems count no links, and show it all the same."""
         assert self._path is not None
         if stream.links:
             return

@@ -59,7 +59,9 @@ class Known(NamedTuple):
     epoch: int
     attaches: tuple[str, ...] = ()  # our own, and those whose state was handed on to us
     step: int = 0  # where the writer begins
-    left: int = 0  # epochs up to this one are of a line that training has gone back from
+    left: tuple[
+        str, ...
+    ] = ()  # ours too, of lines that training has gone back from: they fence nobody
 
     def check(self, run: Path, epochs: list[int]) -> None:
         others = [n for n in epochs if n > self.epoch and not self._is_ours(run, n)]
@@ -74,13 +76,14 @@ class Known(NamedTuple):
             manifest = read_manifest(run, epoch)
         except StoreError:
             return False
-        return bool(self.attaches) if manifest is None else manifest.attach in self.attaches
+        ours = (*self.attaches, *self.left)
+        return bool(self.attaches) if manifest is None else manifest.attach in ours
 
     def place(self, run: Path, point: Point | None) -> Point | None:
         """Where a line that came from `point` has got to in the store. A shadow of it may have claimed an
         epoch since it was asked for its state, or told nobody: what it wrote there goes on counting."""
         for number in reversed(layout.epoch_numbers(run)):
-            if number <= max(self.epoch, self.left):
+            if number <= (point.epoch if point else 0):
                 continue
             manifest = read_manifest(run, number)
             if manifest and manifest.attach in self.attaches and self._leads(manifest, point):
@@ -154,7 +157,11 @@ def claim_epoch(
     run_id = identify(run)[0] or create_run(run).run_id
     make_folder(layout.epochs_dir(run), below=RunPath(run))
     number = _make_epoch(run, known, behind)
-    continues = known.place(run, continues) if known else continues
+    try:
+        continues = known.place(run, continues) if known else continues
+    except (OSError, StoreError):
+        _give_back(run, number)
+        raise
     ancestors = _ancestors(run, continues)
     before = _readable(run)
     dropped, slimmed = _removed(before, {p.epoch for p in (continues, *ancestors) if p})

@@ -16,7 +16,7 @@ from everystep.store.layout import epoch_numbers
 from everystep.store.runs import read_lineage, read_manifest
 
 from .jobs import Job
-from .processes import wait_until
+from .processes import shadows, wait_until
 
 # a shadow cannot make the folder of an epoch as long as a file says so
 _REFUSES = """
@@ -111,12 +111,14 @@ def test_steps_that_were_gone_back_from_do_not_count_again(
     block.touch()
     life = _LIFE.format(tests=str(Path(__file__).parents[1]), run=str(path))
     assert subprocess.run([sys.executable, "-c", life], timeout=120).returncode == -signal.SIGKILL
-    block.unlink()
 
     job = Job("adamw")
     options["state"] = job.state
     with everystep.attach(job.model, job.optimizer, durable_every=1000, **options) as run:
         assert run.step == 6
+        wait_until(lambda: shadows(runtime) == [run.status()["pid"]], "the shadow before to go")
+        assert len(epoch_numbers(path)) == 2, "nothing was claimed meanwhile"
+        block.unlink()
         run.flush()
         found = counting(path)
         assert found[0][1] == 6 and found[1:] == [(1, step) for step in range(4, -1, -1)]

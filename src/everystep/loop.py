@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dis
+import gc
 import sys
 from collections.abc import Iterator
 from enum import StrEnum
-from types import FrameType
-from typing import Protocol
+from types import CodeType, FrameType, TracebackType
+from typing import NamedTuple, Protocol
 
-# what the interpreter executes when a `for` loop gives its iterator up in the ordinary way; FOR_ITER, where
-# another iterator (islice, zip) has held it. If that one raised, its new turn has done nothing yet.
-_BREAKS = frozenset({"POP_TOP", "POP_ITER", "END_FOR", "FOR_ITER"})
+# what the interpreter executes when `break` or `return` gives a loop's iterator up
+_BREAKS = frozenset({"POP_TOP", "POP_ITER", "END_FOR"})
 
 
 class Turn(StrEnum):
@@ -35,6 +35,25 @@ class Loop(Protocol):
         """Seal the turn that has ended."""
 
 
+class _Stand(NamedTuple):
+    """Where a frame stands."""
+
+    code: CodeType
+    last: int  # f_lasti
+
+    @property
+    def at(self) -> int:
+        """The last instruction. 3.12 points behind it while a generator runs in a FOR_ITER."""
+        at, code = self.last, self.code.co_code
+        while at and dis.opname[code[at]] == "CACHE":
+            at -= 2
+        return at
+
+    @property
+    def instruction(self) -> str:
+        return dis.opname[self.code.co_code[self.at]]
+
+
 class Steps:
     """Not a generator: when it is given up, `break` and an exception must be told apart."""
 
@@ -42,6 +61,7 @@ class Steps:
         self._run = run
         self._total = total
         self._current = False  # whether the open turn is ours
+        self._began: dict[int, _Stand] = {}  # where each frame stood when the turn began
 
     def __iter__(self) -> Iterator[int]:
         return self
@@ -57,11 +77,21 @@ class Steps:
         run.turn = Turn.OPEN if self._current else Turn.SEALED
         if not self._current:
             raise StopIteration
+        self._began = _stands(sys._getframe(1))
         return run.step
 
     def __del__(self) -> None:
         if self._current and self._run.turn is Turn.OPEN:
-            self._run.turn = Turn.FINISHED if _left_by_break(_caller()) else Turn.BROKEN
+            self._run.turn = Turn.FINISHED if _left(self._began, _caller()) else Turn.BROKEN
+
+
+def _stands(frame: FrameType | None) -> dict[int, _Stand]:
+    """Of all frames that wait for a turn: the loop of a user may ask for it through others (tqdm)."""
+    stands = {}
+    while frame is not None:
+        stands[id(frame)] = _Stand(frame.f_code, frame.f_lasti)
+        frame = frame.f_back
+    return stands
 
 
 def _caller() -> FrameType | None:
@@ -72,7 +102,24 @@ def _caller() -> FrameType | None:
         return None
 
 
-def _left_by_break(frame: FrameType | None) -> bool:
-    """Whether the frame that dropped an iterator was popping it off its stack. Where an exception unwinds the
-    stack, the last instruction is the one that raised, which popping never does."""
-    return frame is not None and dis.opname[frame.f_code.co_code[frame.f_lasti]] in _BREAKS
+def _left(began: dict[int, _Stand], frame: FrameType | None) -> bool:
+    """Whether the frame that dropped an iterator has left its loop in the ordinary way. What cannot be told
+    counts as broken."""
+    head = began.get(id(frame))
+    if frame is None or head is None or head.instruction != "FOR_ITER":
+        return False  # not a frame whose `for` has asked for the turn
+    now = _Stand(frame.f_code, frame.f_lasti)
+    if now.code is not head.code:
+        return False  # another frame, in the place of one that has ended
+    # where an exception unwinds the stack, we see the instruction that raised it
+    if now.at == head.at:  # islice and zip end here; map may have raised in the midst of a turn
+        return not _raised_here(frame)
+    return now.instruction in _BREAKS  # not the FOR_ITER of an inner loop, which can raise
+
+
+def _raised_here(frame: FrameType) -> bool:
+    """Slow: a search through all objects, for the traceback that an exception has before it unwinds."""
+    return any(
+        isinstance(found, TracebackType) and found.tb_lasti == frame.f_lasti
+        for found in gc.get_referrers(frame)
+    )

@@ -253,6 +253,12 @@ MUTANTS = [
         "",
     ),
     Mutant(
+        "a turn counts that the iterator of an inner loop left",
+        "loop.py",
+        "    return now.instruction in _BREAKS ",
+        '    return now.instruction in {*_BREAKS, "FOR_ITER"} ',
+    ),
+    Mutant(
         "ages go by the wall clock",
         "shadow/persist.py",
         "time.monotonic()",

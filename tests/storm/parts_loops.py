@@ -42,6 +42,16 @@ _INTERRUPT = """
 if life >= 0 and attempt == 0 and step == $at:
     raise KeyboardInterrupt
 """
+_ENDS_BADLY = """
+def ends_badly(armed):
+    yield
+    if armed:
+        raise KeyboardInterrupt
+"""
+_INNER_INTERRUPT = """
+for _ in ends_badly(life >= 0 and attempt == 0 and step == $at):
+    pass
+"""
 _REWIND = """
 rewound = life != 0
 for step in run.steps(TOTAL):
@@ -89,6 +99,16 @@ LOOPS = [
     part(
         "interrupted",
         {"loop": _INTERRUPTED, "placed": _INTERRUPT},
+        gives="goes_back",
+        bars="scaler",
+        tells="left in its midst",
+        place=["stepped", "backward"],
+        at=[2, 4, 5],
+    ),
+    part(
+        "inner_interrupted",  # by the iterator of a loop inside the turn, as a DataLoader that waits
+        {"defs": _ENDS_BADLY, "loop": _INTERRUPTED, "placed": _INNER_INTERRUPT},
+        weight=0.7,
         gives="goes_back",
         bars="scaler",
         tells="left in its midst",

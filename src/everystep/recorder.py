@@ -151,7 +151,7 @@ class Recorder:
             suspicions=self._suspicions,
             versions=self.versions,
             guard=self.guarded,
-            may_wait=waiting_rule(connection, self._options.on_lag),
+            may_wait=waiting_rule(connection, self._options.on_lag, self.path, lambda: self.step),
             rest=self._rest,
             budget_percent=self._options.overhead_budget_percent,
             fingerprint_every=self._options.fingerprint_every,

@@ -18,7 +18,7 @@ from everystep.core.retention import rules_of
 from everystep.core.survival import Facts, survival
 from everystep.errors import LaneTimeout, NotEnoughMemory, ShadowLost
 from everystep.lane.arena import SharedMemory
-from everystep.lane.host import process_start, read_facts
+from everystep.lane.host import process_start, process_state, read_facts
 from everystep.lane.ring import RingWriter
 from everystep.lane.runtime import ShadowCard
 from everystep.options import Options
@@ -30,6 +30,33 @@ log = logging.getLogger("everystep")
 
 WAIT_SECONDS = 600.0
 START_SECONDS = 60.0  # a shadow says within half of it that it has started, unless it is stuck
+_SILENT_SECONDS = 5.0
+
+
+class LongWait:
+    """Says once of each wait for a shadow that it takes longer than anybody expects."""
+
+    def __init__(self, shadow: ShadowHandle) -> None:
+        self._shadow = shadow
+        self._is_told = False
+
+    def look(self, waited: float, limit: float, why: str, then: str) -> None:
+        """`then`: what it is waited for, and what comes after `limit` seconds."""
+        if waited < _SILENT_SECONDS:
+            self._is_told = False
+        elif not self._is_told:
+            self._is_told = True
+            pid = self._shadow.pid
+            until = time.strftime("%H:%M:%S", time.localtime(time.time() + limit - waited))
+            stopped = process_state(pid) == "T"
+            log.warning(
+                "everystep: %s: training waits until %s for shadow %d to %s%s",
+                why,
+                until,
+                pid,
+                then,
+                f"; it is stopped: kill -CONT {pid} wakes it" if stopped else "",
+            )
 
 
 @dataclass
@@ -37,6 +64,9 @@ class Connection:
     ring: RingWriter
     shadow: ShadowHandle
     predecessor: ShadowCard | None
+
+    def __post_init__(self) -> None:
+        self._long = LongWait(self.shadow)
 
     def pause(self, deadline: float, what: str) -> None:
         """A moment of waiting for the shadow; raises where there is nothing to wait for any more."""
@@ -47,6 +77,8 @@ class Connection:
                 f"{what}: shadow {self.shadow.pid} has not taken it in {WAIT_SECONDS:g} s",
                 hint="everystep status tells what it holds",
             )
+        waited = WAIT_SECONDS - (deadline - time.monotonic())
+        self._long.look(waited, WAIT_SECONDS, what, "take it, then an error is raised")
         time.sleep(0.01)
 
     def close(self) -> None:
@@ -55,15 +87,22 @@ class Connection:
         self.ring.memory.close()
 
 
-def waiting_rule(connection: Connection, on_lag: str) -> Callable[[float, bool], bool]:
+def waiting_rule(
+    connection: Connection, on_lag: str, run: Path, step: Callable[[], int]
+) -> Callable[[float, bool], bool]:
     """May the tap wait for a slot? While the shadow starts, if the user prefers to lose nothing, or where
     nothing else helps (`must`)."""
+    long = LongWait(connection.shadow)
 
     def may_wait(waited_seconds: float, must: bool) -> bool:
-        if waited_seconds > WAIT_SECONDS or not connection.shadow.alive:
+        limit = WAIT_SECONDS if must or on_lag == "wait" else START_SECONDS
+        if waited_seconds > limit or not connection.shadow.alive:
             return False
-        starting = not connection.ring.shadow_is_warm and waited_seconds < START_SECONDS
-        return must or on_lag == "wait" or starting
+        if limit == START_SECONDS and connection.ring.shadow_is_warm:
+            return False
+        why = f"run {run}, step {step()}: the ring is full"
+        long.look(waited_seconds, limit, why, "read it, then records are dropped")
+        return True
 
     return may_wait
 

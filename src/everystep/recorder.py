@@ -22,6 +22,7 @@ import msgspec
 from everystep.capture.census import LiveCensus, Models, Optimizers, take_census
 from everystep.capture.groups import encode_groups
 from everystep.capture.state import UserState
+from everystep.capture.suspicion import Suspicions
 from everystep.capture.tap import Tap
 from everystep.capture.turn import Moment, OpenTurn
 from everystep.connection import Connection, connect, waiting_rule
@@ -67,6 +68,7 @@ class Recorder:
         self.standing = Standing(path)
         self.versions: list[int] = []
         self.turn = OpenTurn()
+        self._suspicions = Suspicions()
         self.live: LiveCensus | None = None
         self.tap: Tap | None = None
         self.connection: Connection | None = None
@@ -146,9 +148,10 @@ class Recorder:
             self._user_state,
             step=self.step,
             turn=self.turn,
+            suspicions=self._suspicions,
             versions=self.versions,
             guard=self.guarded,
-            may_wait=waiting_rule(connection, self._options.on_lag),
+            may_wait=waiting_rule(connection, self._options.on_lag, self.path, lambda: self.step),
             rest=self._rest,
             budget_percent=self._options.overhead_budget_percent,
             fingerprint_every=self._options.fingerprint_every,

@@ -112,7 +112,8 @@ class Sealed:
         while recorder.tap is not None and not recorder.tap.has_sent_all:
             if recorder.connection is None:
                 raise ShadowLost(f"{operation} {self._path}: no shadow at the moment")
-            recorder.connection.pause(deadline, f"{operation} {self._path}: a base is sent")
+            what = f"{operation} {self._path}: a base of step {recorder.step} is sent"
+            recorder.connection.pause(deadline, what)
             self._seal_again(operation)
 
     def _seal_again(self, operation: str) -> None:
@@ -129,9 +130,8 @@ class Sealed:
         recorder = self.recorder
         deadline = time.monotonic() + WAIT_SECONDS
         while recorder.connection is not None and recorder.card() is None:
-            recorder.connection.pause(
-                deadline, f"run {self._path}: a new shadow is handed the state"
-            )
+            what = f"run {self._path}: a new shadow is handed the state of step {recorder.step}"
+            recorder.connection.pause(deadline, what)
 
     def _still_sealed(self, operation: str) -> Moment:
         """What the last seal said, if training is still there: else nobody can record that step any more."""

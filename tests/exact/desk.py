@@ -10,6 +10,7 @@ import torch
 
 from everystep.capture.census import take_census
 from everystep.capture.state import UserState
+from everystep.capture.suspicion import Suspicions
 from everystep.capture.tap import Tap
 from everystep.capture.turn import Moment, OpenTurn
 from everystep.core.cadence import Rest
@@ -60,6 +61,7 @@ class Desk:
             self._state,
             step=0,
             turn=turn,
+            suspicions=Suspicions(),
             versions=[0] * len(self.live.tensors),
             guard=lambda work: work,
             may_wait=self._take_in,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -221,3 +222,88 @@ def test_a_post_hook_older_than_attach_edits_too(tmp_path: Path) -> None:
     stored = everystep.open_run(tmp_path / "run").tensors()
     assert stored["weight"].tobytes() == model.weight.detach().numpy().tobytes()
     assert abs(stored["weight"]).max() <= 0.1
+
+
+WIDE = 1500  # 9 MB a weight: several of them, and their slots, are more than is looked at in a step
+
+
+def wide() -> tuple[nn.ModuleList, nn.ModuleList]:
+    """Layers, and an average of them that no optimizer moves."""
+    model = nn.ModuleList(nn.Linear(WIDE, WIDE, bias=False) for _ in range(3))
+    return model, copy.deepcopy(model).requires_grad_(False)
+
+
+def compute(model: nn.ModuleList) -> Any:
+    loss = sum(layer(torch.randn(2, WIDE)).square().mean() for layer in model)
+    loss.backward()
+    return loss.detach()
+
+
+def averaged(first: int, layers: slice) -> Job:
+    """The common idiom, from step `first` on."""
+    model, average = wide()
+    optimizer = optim.SGD(model.parameters(), lr=0.5)
+
+    def turn(step: int) -> Any:
+        optimizer.zero_grad()
+        loss = compute(model)
+        optimizer.step()
+        if step >= first:
+            for kept, layer in list(zip(average, model, strict=True))[layers]:
+                kept.weight.data.mul_(0.9).add_(layer.weight.data, alpha=0.1)
+        return loss
+
+    return Job({"model": model, "average": average}, optimizer, turn)
+
+
+def damped(first: int, layers: slice) -> Job:
+    """Slots of several layers, from step `first` on."""
+    model, _ = wide()
+    optimizer = optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+
+    def turn(step: int) -> Any:
+        optimizer.zero_grad()
+        loss = compute(model)
+        optimizer.step()
+        if step >= first:
+            for layer in model[layers]:
+                optimizer.state[layer.weight]["momentum_buffer"].data.mul_(0.5)
+        return loss
+
+    return Job(model, optimizer, turn)
+
+
+@pytest.mark.parametrize(
+    ("first", "layers"),
+    [(0, slice(None)), (0, slice(1, 2)), (7, slice(None))],
+    ids=["all", "one layer", "from some step on"],
+)
+def test_edits_of_large_states_at_every_step(tmp_path: Path, first: int, layers: slice) -> None:
+    """More than is looked at in one step, and without a trace. That is a habit of the program, so from the
+    first such edit on nothing is left out. No fingerprint helps."""
+    jobs = {"averaged": partial(averaged, first, layers), "damped": partial(damped, first, layers)}
+    check(partial(together, **jobs), tmp_path, total=11, die_at=(9,), fingerprint_every=1000)
+
+
+def test_one_late_edit_of_a_large_state_is_found_within_a_turn(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    torch.manual_seed(1)
+    model, average = wide()
+    optimizer = optim.SGD(model.parameters(), lr=0.5)
+    given = {"on_lag": "wait", "on_failure": "raise", "fingerprint_every": 1000}
+    models = {"model": model, "average": average}
+    with everystep.attach(models, optimizer, run=tmp_path / "run", **given) as run:
+        for step in run.steps(10):
+            optimizer.zero_grad()
+            compute(model)
+            optimizer.step()
+            if step == 6:
+                average[1].weight.data.mul_(0.5)
+        status = run.status()
+    assert (status["edits"], status["repairs"]) == (1, 0)
+    assert caplog.text.count("average.1.weight: edited in a way that leaves no trace") <= 1
+    stored = everystep.open_run(tmp_path / "run").tensors()
+    for name in ("average.0.weight", "average.1.weight"):
+        kept = average[int(name.split(".")[1])].weight
+        assert stored[name].tobytes() == kept.detach().numpy().tobytes()

@@ -16,6 +16,7 @@ from torch import nn
 
 import everystep
 from everystep.capture.census import LiveCensus
+from everystep.capture.suspicion import Suspicions
 from everystep.capture.watch import Watch
 
 from .compare import freeze
@@ -41,8 +42,8 @@ class Net(nn.Module):
 class BlindWatch(Watch):
     """Looks at versions and addresses only, as on a GPU."""
 
-    def __init__(self, live: LiveCensus) -> None:
-        super().__init__(live)
+    def __init__(self, live: LiveCensus, suspicions: Suspicions) -> None:
+        super().__init__(live, suspicions)
         self._by_hints = True
         for digests in self._slot_bytes:
             digests._find = list  # type: ignore[method-assign,assignment]

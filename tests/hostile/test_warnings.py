@@ -4,8 +4,10 @@ crash."""
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
+import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -15,7 +17,7 @@ import torch
 from torch import nn
 
 import everystep
-from everystep import sealed, waiting
+from everystep import connection, sealed, waiting
 from everystep.capture.tap import Tap
 from everystep.core import patience
 from everystep.errors import LaneTimeout
@@ -81,6 +83,51 @@ def test_a_shadow_that_stands_still(tmp_path: Path, caplog: pytest.LogCaptureFix
     os.kill(pid, signal.SIGCONT)
     assert 'on_lag="wait"' in told
     training.until_told(caplog, "all is well again")
+    training.run.close()
+
+
+def test_a_shadow_that_stands_still_is_waited_for_and_that_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once for each wait: training stands still meanwhile, and nothing else tells why."""
+    monkeypatch.setattr(connection, "_SILENT_SECONDS", 0.5)
+    training = Training(tmp_path / "run", on_lag="wait")
+    training.run.flush(60)
+    pid = training.run.status()["pid"]
+    for waits in (1, 2):
+        os.kill(pid, signal.SIGSTOP)
+        wakes = threading.Timer(2.0, os.kill, (pid, signal.SIGCONT))
+        wakes.start()
+        while wakes.is_alive():
+            training.step()
+        told = [text for r in caplog.records if "training waits" in (text := r.getMessage())]
+        assert len(told) == waits, told
+        assert f"run {tmp_path / 'run'}, step " in told[-1]
+        assert re.search(rf"until \d\d:\d\d:\d\d for shadow {pid} to read it", told[-1])
+        assert f"it is stopped: kill -CONT {pid} wakes it" in told[-1]
+    assert training.run.flush(60) == training.run.step
+    assert training.run.status()["records_let_go"] == 0
+    training.run.close()
+
+
+def test_a_shadow_that_stands_still_is_told_while_a_base_is_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(connection, "_SILENT_SECONDS", 0.2)
+    monkeypatch.setattr(connection, "WAIT_SECONDS", 1.0)
+    training = Training(tmp_path / "run")
+    pid = training.run.status()["pid"]
+    link = training.run._recorder.connection
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        deadline = time.monotonic() + 1.0
+        with pytest.raises(LaneTimeout):
+            while True:
+                link.pause(deadline, "flush: a base of step 1 is sent")
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert caplog.text.count("a base of step 1 is sent: training waits until") == 1
+    assert f"kill -CONT {pid}" in caplog.text
     training.run.close()
 
 

@@ -10,22 +10,25 @@ import xxhash
 from everystep.capture.census import LiveCensus
 from everystep.replay.tensors import raw_bytes
 
-_BYTES_PER_STEP = 16 << 20  # of what is larger, a part after each step, in turn
-
 
 class Digests:
     """Of some tensors' memory. Owned by the training thread. Valid as long as they are the same objects at
-    the same addresses, which whoever watches sees at every look."""
+    the same addresses, which whoever watches sees at every look. Of what is larger than `bytes_now()`, only
+    a part is known after each mark, in turn."""
 
     def __init__(
-        self, find: Callable[[], Iterable[tuple[int, torch.Tensor]]], bytes_per_step: int
+        self, find: Callable[[], Iterable[tuple[int, torch.Tensor]]], bytes_now: Callable[[], int]
     ) -> None:
-        self._find, self._bytes_per_step = find, bytes_per_step
+        self._find, self._bytes_now = find, bytes_now
         self._views: list[tuple[int, memoryview]] = []
         self._memory = ByteViews()
         self._marked: list[tuple[int, memoryview]] = []  # the part whose turn it is
         self._digests: list[int] = []
         self._next, self._at = 0, 0  # view and byte where the next part begins
+
+    @property
+    def is_whole(self) -> bool:
+        return self._marked is self._views
 
     def mark(self, *, anew: bool) -> None:
         """All is known as it is now. `anew`: they may be other tensors than before."""
@@ -52,7 +55,7 @@ class Digests:
         return [xxhash.xxh3_64_intdigest(view) for _, view in self._marked]
 
     def _part(self) -> list[tuple[int, memoryview]]:
-        left = self._bytes_per_step
+        left = self._bytes_now()
         if sum(view.nbytes for _, view in self._views) <= left:
             return self._views
         part: list[tuple[int, memoryview]] = []
@@ -67,9 +70,7 @@ class Digests:
         return part
 
 
-def digests_of_slots(
-    live: LiveCensus, index: int, bytes_per_step: int = _BYTES_PER_STEP
-) -> Digests:
+def digests_of_slots(live: LiveCensus, index: int, bytes_now: Callable[[], int]) -> Digests:
     """Of one optimizer."""
 
     def find() -> Iterable[tuple[int, torch.Tensor]]:
@@ -78,14 +79,16 @@ def digests_of_slots(
                 if _is_plain(value):
                     yield atom, value
 
-    return Digests(find, bytes_per_step)
+    return Digests(find, bytes_now)
 
 
-def digests_of_values(live: LiveCensus, atoms: Iterable[int], bytes_per_step: int) -> Digests:
+def digests_of_values(
+    live: LiveCensus, atoms: Iterable[int], bytes_now: Callable[[], int]
+) -> Digests:
     """Of atoms that are on the CPU."""
     chosen = list(atoms)
     return Digests(
-        lambda: ((a, live.tensors[a]) for a in chosen if live.tensors[a].is_cpu), bytes_per_step
+        lambda: ((a, live.tensors[a]) for a in chosen if live.tensors[a].is_cpu), bytes_now
     )
 
 

@@ -29,6 +29,7 @@ from everystep.capture.release_points import points_outside, release_points
 from everystep.capture.rng import capture_rng
 from everystep.capture.state import UserState
 from everystep.capture.states import StateSender
+from everystep.capture.suspicion import Suspicions
 from everystep.capture.turn import Moment, OpenTurn
 from everystep.capture.watch import Watch
 from everystep.core.cadence import Rest
@@ -50,6 +51,7 @@ class Tap:
         *,
         step: int,
         turn: OpenTurn,
+        suspicions: Suspicions,
         versions: list[int],
         guard: Guard,
         may_wait: Callable[[float, bool], bool],
@@ -68,7 +70,7 @@ class Tap:
         self._ring = ring
         self.copier = Copier(ring, {t.device for t in live.tensors})
         self.outbox = Outbox(ring, self.copier, may_wait, self.land)
-        self._watch = Watch(live)
+        self._watch = Watch(live, suspicions)
         self.states = StateSender(
             live, ring, self.outbox, self.copier, self._watch, versions, budget_percent
         )

@@ -45,10 +45,12 @@ class Looks:
         self.live = live
         moved = {atom for spec in live.census.optimizers for atom in spec.atoms}
         written = [i for i, a in enumerate(live.census.atoms) if i in moved or a.buffer]
-        self._bytes = [digests_of_values(live, written, _BYTES_PER_STEP)]
+        self._bytes = [digests_of_values(live, written, lambda: _BYTES_PER_STEP)]
         on_the_cpu = [any(live.tensors[a].is_cpu for a in s.atoms) for s in live.census.optimizers]
         self._bytes += [
-            digests_of_slots(live, i, _BYTES_PER_STEP) for i, here in enumerate(on_the_cpu) if here
+            digests_of_slots(live, i, lambda: _BYTES_PER_STEP)
+            for i, here in enumerate(on_the_cpu)
+            if here
         ]
 
     def mark(self) -> None:

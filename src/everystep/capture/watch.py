@@ -1,8 +1,8 @@
 """Notices what changes atoms outside `step()`: clamps, swaps, re-initialisation, BatchNorm.
 
 On the CPU by comparing digests of the bytes, because version counters miss `p.data` edits,
-BatchNorm's statistics and fused steps. Elsewhere, and for large frozen parameters and slots between two
-rounds, by version and address, which are hints.
+BatchNorm's statistics and fused steps. Elsewhere, and for the part of large frozen parameters and slots whose
+turn it is not (`suspicion.py`), by version and address, which are hints.
 """
 
 from __future__ import annotations
@@ -14,31 +14,32 @@ import torch
 import xxhash
 
 from everystep.capture.census import LiveCensus
-from everystep.capture.glance import Glance, Hints
+from everystep.capture.glance import Glance, Hints, Slots
 from everystep.capture.slot_digests import digests_of_slots
+from everystep.capture.suspicion import Suspicions
 from everystep.core.census import Mode
 from everystep.replay.tensors import raw_bytes
 
-_FROZEN_BYTES_PER_SEAL = 16 << 20
 _BUFFER_BYTES_MAX = 64 << 10
 Mark = int | tuple[int, int]
 
 
 class SlotChanges(NamedTuple):
     edited: list[int]  # atoms whose state was replaced or written
-    lost: bool  # state was thrown away: an edit cannot say that, a new base can
+    lost: bool  # thrown away, or perhaps edited where nobody looked: an edit cannot say that, a new base can
 
 
 class Watch:
     """Owned by the training thread. A mark is what an atom looked like when we last knew it."""
 
-    def __init__(self, live: LiveCensus) -> None:
-        self._live = live
+    def __init__(self, live: LiveCensus, suspicions: Suspicions) -> None:
+        self._live, self._suspicions = live, suspicions
         self._views: dict[int, tuple[int, memoryview]] = {}
         moved = {atom for spec in live.census.optimizers for atom in spec.atoms}
         self._always = [i for i, atom in enumerate(live.census.atoms) if i in moved or atom.buffer]
         always = set(self._always)
         self._frozen = [i for i in range(len(live.tensors)) if i not in always]
+        self._frozen_bytes = sum(live.census.atoms[i].bytes for i in self._frozen)
         self._round = 0
         self._by_hints = all(t.device.type != "cpu" for t in live.tensors)
         self._atoms = [spec.atoms for spec in live.census.optimizers]
@@ -57,7 +58,10 @@ class Watch:
         self._seen = Hints([])
         self._hints: dict[int, Mark] = {}
         self._slots: list[Glance] = []
-        self._slot_bytes = [digests_of_slots(live, i) for i in range(len(live.optimizers))]
+        self._slot_bytes = [
+            digests_of_slots(live, i, lambda: suspicions.slots.bytes_now)
+            for i in range(len(live.optimizers))
+        ]
         self.mark_all()
 
     def mark_all(self) -> None:
@@ -83,15 +87,31 @@ class Watch:
             self._mark(atom)
 
     def edited_values(self, atoms: Iterable[int] | None = None) -> list[int]:
-        """Atoms whose bytes differ from their mark; they are marked anew. None: of all atoms."""
-        edited = self._edited_by_hints(atoms) if self._by_hints else self._edited_by_bytes(atoms)
+        """Atoms whose bytes differ from their mark; they are marked anew. None: of all atoms, at a seal."""
+        if self._by_hints:
+            edited = self._edited_by_hints(atoms)
+        else:
+            edited = self._edited_at_seal() if atoms is None else self._edited_by_bytes(atoms)
+        if atoms is None:
+            self._suspicions.after_seal()
         always = self._small_buffers if atoms is None else []
         return [a for a in edited if a not in always] + always
 
-    def _edited_by_bytes(self, atoms: Iterable[int] | None) -> list[int]:
-        looked_at = [*self._always, *self._frozen_now()] if atoms is None else atoms
+    def _edited_at_seal(self) -> list[int]:
+        written = self._frozen_with_other_hints()
+        edited = self._edited_by_bytes([*self._always, *written])
+        looked_at = self._frozen_now(set(written))
+        without_a_trace = self._edited_by_bytes(looked_at)
+        if without_a_trace:
+            late = len(written) + len(looked_at) < len(self._frozen)
+            name = self._live.census.atoms[without_a_trace[0]].name
+            self._suspicions.weights.confirm(name, late=late)
+            edited += without_a_trace + self._edited_by_bytes(self._frozen if late else [])
+        return edited
+
+    def _edited_by_bytes(self, atoms: Iterable[int]) -> list[int]:
         edited = []
-        for atom in looked_at:
+        for atom in atoms:
             mark = self._digest(atom)
             if mark != self._marks[atom]:
                 self._marks[atom] = mark
@@ -131,17 +151,20 @@ class Watch:
             return True
         if self._by_hints:
             return Hints(self._live.tensors) != self._seen
-        weights = any(self._digest(atom) != self._marks[atom] for atom in self._always)
+        known = self._suspicions.weights.bytes_now >= self._frozen_bytes  # as of the last seal
+        looked_at = [*self._always, *(self._frozen if known else [])]
+        weights = any(self._digest(atom) != self._marks[atom] for atom in looked_at)
         return weights or any(digests.differ() for digests in self._slot_bytes)
 
     def slots(self, index: int) -> SlotChanges:
         """What happened to an optimizer's state outside its step; it is marked anew."""
         before, optimizer = self._slots[index], self._live.optimizers[index]
-        edited, lost = self._slot_bytes[index].edited(), False
+        edited = self._slot_bytes[index].edited()
         if before.still_holds(optimizer):
-            return SlotChanges(edited, False)
+            return SlotChanges(edited, self._suspect_slots(index, edited))
         now = self._slots[index] = Glance(optimizer)
         old, new = before.slots(), now.slots()
+        lost = self._suspect_slots(index, [a for a in edited if self._same(a, old, new)])
         for atom in self._atoms[index]:
             owner = id(self._live.tensors[atom])
             was, there = old.get(owner), new.get(owner)
@@ -152,20 +175,38 @@ class Watch:
         self._slot_bytes[index].mark(anew=True)
         return SlotChanges(edited, lost)
 
-    def _frozen_now(self) -> list[int]:
-        """Frozen atoms whose hint changed, and the next few in turn."""
+    def _same(self, atom: int, old: dict[int, Slots], new: dict[int, Slots]) -> bool:
+        owner = id(self._live.tensors[atom])
+        return old.get(owner) == new.get(owner)
+
+    def _suspect_slots(self, index: int, without_a_trace: list[int]) -> bool:
+        """True: where these were edited, others may have been, too."""
+        if not without_a_trace:
+            return False
+        late = not self._slot_bytes[index].is_whole
+        name = self._live.census.atoms[without_a_trace[0]].name
+        self._suspicions.slots.confirm(name, late=late)
+        return late
+
+    def _frozen_with_other_hints(self) -> list[int]:
         hints: dict[int, Mark] = {i: self._hint(i) for i in self._frozen}
-        chosen = {i for i in self._frozen if hints[i] != self._hints[i]}
+        chosen = [i for i in self._frozen if hints[i] != self._hints[i]]
         self._hints = hints
-        budget = _FROZEN_BYTES_PER_SEAL
+        return chosen
+
+    def _frozen_now(self, without: set[int]) -> list[int]:
+        """The frozen atoms whose turn it is: one at least, however large."""
+        left = self._suspicions.weights.bytes_now
+        chosen: list[int] = []
         for _ in range(len(self._frozen)):
             atom = self._frozen[self._round % len(self._frozen)]
-            budget -= self._live.census.atoms[atom].bytes
-            if budget < 0 and chosen:
-                break
-            chosen.add(atom)
+            if atom not in without:
+                left -= self._live.census.atoms[atom].bytes
+                if left < 0 and chosen:
+                    break
+                chosen.append(atom)
             self._round += 1
-        return sorted(chosen)
+        return chosen
 
     def _mark(self, atom: int) -> None:
         if self._by_hints:

@@ -34,6 +34,9 @@ class Loop(Protocol):
     def next_turn(self) -> None:
         """Seal the turn that has ended."""
 
+    def begin_again(self) -> None:
+        """A loop begins, and the turn before may not have ended."""
+
 
 class _Stand(NamedTuple):
     """Where a frame stands."""
@@ -53,6 +56,12 @@ class _Stand(NamedTuple):
     def instruction(self) -> str:
         return dis.opname[self.code.co_code[self.at]]
 
+    @property
+    def end(self) -> int:
+        """Of the body of the loop that this is the head of; 0 if it is none."""
+        found = (i for i in dis.get_instructions(self.code) if i.offset == self.at)
+        return next((int(i.argval) for i in found if i.opname == "FOR_ITER"), 0)
+
 
 class Steps:
     """Not a generator: when it is given up, `break` and an exception must be told apart."""
@@ -64,6 +73,8 @@ class Steps:
         self._began: dict[int, _Stand] = {}  # where each frame stood when the turn began
 
     def __iter__(self) -> Iterator[int]:
+        if self._current and self._run.turn is Turn.OPEN:  # kept, and left nobody knows how
+            self._run.begin_again()
         return self
 
     def __next__(self) -> int:
@@ -83,6 +94,18 @@ class Steps:
     def __del__(self) -> None:
         if self._current and self._run.turn is Turn.OPEN:
             self._run.turn = Turn.FINISHED if _left(self._began, _caller()) else Turn.BROKEN
+
+    def is_running(self) -> bool:
+        """Whether whoever asks is called from the body of the loop. One that keeps its iterator may have been
+        left by an exception, and nobody would see that."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            head = self._began.get(id(frame))
+            now = _Stand(frame.f_code, frame.f_lasti)
+            if head is not None and head.code is now.code and head.at < now.at < head.end:
+                return True
+            frame = frame.f_back
+        return False
 
 
 def _stands(frame: FrameType | None) -> dict[int, _Stand]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import warnings
+import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -58,6 +59,7 @@ class Run:
         self.turn = Turn.SEALED
         self._rewound = False  # the turn of the loop in which rewind was called is void
         self._ended = End.NONE
+        self._loop: weakref.ref[Steps] | None = None
         self._user_state = UserState(state)
         if options.enabled:
             disarm_in_forks(self)
@@ -87,7 +89,13 @@ class Run:
         start = self.resume()
         if total < start:  # a finished job that was started again
             tell(f"{self.path} is at step {start}: steps({total}) has nothing left to do")
-        return Steps(self, total)
+        steps = Steps(self, total)
+        self._loop = weakref.ref(steps)
+        return steps
+
+    def begin_again(self) -> None:
+        """A loop whose iterator was kept."""
+        self.resume()
 
     def next_turn(self) -> None:
         """Seal the turn that `steps` has ended."""
@@ -307,14 +315,7 @@ class Run:
                 with contextlib.suppress(EverystepError):
                     recorder.ask(AskLeave(), 5)
             else:
-                if recorder.turn.calls and self.turn is not Turn.BROKEN:
-                    self._seal()
-                elif self.turn is Turn.BROKEN:
-                    log.warning(
-                        "everystep: run %s: an exception left the turn at step %d; it is not sealed",
-                        self.path,
-                        self.step,
-                    )
+                self._seal_last_turn()
                 if not recorder.guarded(sealed.finish)():
                     problem = recorder.problem or "the last steps were not written"
                     warnings.warn(f"everystep: {self.path}: {problem}", stacklevel=3)
@@ -323,6 +324,20 @@ class Run:
             recorder.abandon()
             if self._lock is not None:
                 self._lock.close()
+
+    def _seal_last_turn(self) -> None:
+        loop = self._loop() if self._loop is not None else None
+        if self.turn is Turn.OPEN and not (loop is not None and loop.is_running()):
+            self.turn = Turn.BROKEN  # its iterator was kept, and shows nothing of how it was left
+        if self.turn is Turn.BROKEN:
+            log.warning(
+                "everystep: run %s: an exception left the turn at step %d, or nobody can tell because its "
+                "iterator was kept (`for step in run.steps(...)` keeps none); it is not sealed",
+                self.path,
+                self.step,
+            )
+        elif self._recorder is not None and self._recorder.turn.calls:
+            self._seal()
 
     def _end_for_later(self) -> None:
         """This process attaches the run once more; whether this one's open step is whole cannot be told."""

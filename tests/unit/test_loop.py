@@ -26,7 +26,10 @@ class Counter:
             self.sealed.append(self.step)
             self.step += 1
 
-    def steps(self, total: int) -> Iterator[int]:
+    def begin_again(self) -> None:
+        self.turn = Turn.SEALED  # taken back
+
+    def steps(self, total: int) -> Steps:
         return Steps(self, total)
 
 
@@ -364,13 +367,24 @@ def test_how_a_loop_was_left(loop: Callable[[Counter], Any], expected: Turn) -> 
         assert run.sealed == ([0, 1, 2] if expected is Turn.SEALED else [0])
 
 
-def test_an_iterator_that_is_kept_goes_on() -> None:
+def test_the_turn_of_an_iterator_that_is_kept_is_done_again() -> None:
+    """Nobody can tell how its loop was left."""
     run = Counter()
     steps = run.steps(3)
     for _ in steps:
         break
-    assert run.turn is Turn.OPEN and list(steps) == [1, 2]
+    assert run.turn is Turn.OPEN and list(steps) == [0, 1, 2]
     assert run.sealed == [0, 1, 2]
+
+
+def test_who_is_called_from_the_body_of_a_loop() -> None:
+    run = Counter()
+    steps, seen = run.steps(2), []
+    for _ in steps:
+        seen.append(steps.is_running())
+        seen += [steps.is_running() for _ in range(1)]
+    seen += [steps.is_running(), (lambda: steps.is_running())()]
+    assert seen == [True] * 4 + [False] * 2
 
 
 class Interrupted(Counter):

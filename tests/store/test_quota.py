@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from states import random_states
 
 from everystep.core.events import Seal
 from everystep.core.limits import Limits
@@ -100,7 +101,7 @@ def test_a_log_that_was_refused_goes_with_a_base_and_goes_on(
 
     base(0)
     for step in range(1, 100):
-        seal = Seal(step, step - 1, b"rng", b"", (b"",), 0)
+        seal = Seal(step, step - 1, random_states(), b"", (b"",), 0)
         keeper.offer(seal, [([seal], memoryview(b""))])
         look()
         assert directory_bytes(run) <= meter.limits.store_quota

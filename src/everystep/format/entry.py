@@ -9,6 +9,7 @@ from everystep.core.census import Census
 from everystep.core.events import Event
 from everystep.errors import CorruptData
 from everystep.format.checks import check_entry, check_record
+from everystep.format.contents import check_event_contents
 from everystep.format.log import LoggedRecord
 from everystep.format.planes import check_readable
 from everystep.format.slot import unpack_events
@@ -31,6 +32,7 @@ def checked_entries(
     """The same, held against the census that they speak of."""
     for events, payload in unframe_entries(data):
         check_entry(events, len(payload), census, where)
+        check_event_contents(events, census, where)
         yield events, payload
 
 

@@ -26,8 +26,8 @@ _Flag = Annotated[int, msgspec.Meta(ge=0, le=1)]
 
 
 class RandomStates(msgspec.Struct, frozen=True, array_like=True):
-    """numpy's: name, words, position, whether a normal number is kept aside, and which. Of a generator that is
-    no Mersenne twister, the document that numpy makes of it stands in place of the words."""
+    """numpy's: name, words, position, whether a normal number is kept aside, and which. Of a generator that
+    is no Mersenne twister, the document that numpy makes of it stands in place of the words."""
 
     python: tuple[Literal[3], bytes, float | None]
     numpy: tuple[Numpys, bytes, _Position, _Flag, float] | None

@@ -30,7 +30,7 @@ from everystep.format.base import (
 from everystep.format.checks import check_index, check_session
 from everystep.format.contents import check_session_contents
 from everystep.format.document import MALFORMED, pack_document, unpack_document
-from everystep.format.entry import checked_entries
+from everystep.format.entry import check_entries
 from everystep.store import layout
 from everystep.store.commit import Turn, at_once, crash_point, write_blocks
 from everystep.store.files import look_at, make_folder, read_file, sync_folder
@@ -255,8 +255,7 @@ def check_small_files(index: BaseIndex, read: Callable[[StoredFile], bytes | mem
 
 
 def check_tail(tail: memoryview, index: BaseIndex) -> None:
-    for _ in checked_entries(tail, index.census, f"base {index.step}: log tail"):
-        pass
+    check_entries(tail, index.census, f"base {index.step}: log tail")
 
 
 def open_checked(run: Path, file: StoredFile, *, threads: int = 1) -> memoryview:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from everystep.capture.census import LiveCensus
-from everystep.capture.rng import check_rng, restore_rng
+from everystep.capture.rng import check_recordable, check_rng, restore_rng
 from everystep.capture.state import UserState
 from everystep.core.forecast import check_fits
 from everystep.core.resume import nothing_found
@@ -65,6 +65,7 @@ class Resumption:
     def begin(self) -> None:
         """See what there is to resume from, and go on from it."""
         recorder, folder = self._recorder, self._recorder.folder
+        check_recordable()
         live = self._timed("census", recorder.census)
         check_override(self._options.override, live.optimizers, self._user_state.members)
         resume = self._options.resume

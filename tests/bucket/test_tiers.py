@@ -14,6 +14,7 @@ import ondisk
 import pytest
 from crash.writer import CENSUS, snapshot
 from hostile.traces import listing
+from states import random_states
 from typer.testing import CliRunner
 
 from everystep.cli.app import app
@@ -63,7 +64,9 @@ def test_large_files_go_in_parts(url: str, tmp_path: Path) -> None:
     one = SnapshotTensor(0, "", "uint8", (size,), 1, memoryview(data))
     census = Census((Atom("large", "uint8", (size,)),), (), "exact")
     host = Host(tmp_path / "a", url)
-    host.writer.commit(Snapshot(1, census, [one], SessionValues(1, b"", b"", (), ()), b"", 0))
+    host.writer.commit(
+        Snapshot(1, census, [one], SessionValues(1, random_states(), b"", (), ()), b"", 0)
+    )
     host.ship()
     assert verify_bucket(url).problems == []
     assert open_run(url).tensors()["large"].tobytes() == data

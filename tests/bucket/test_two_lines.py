@@ -14,6 +14,7 @@ import pytest
 from faults.work import CENSUS, problems, record, snapshot
 from faults.work import Claim as Promise
 from faults.work import Work as History
+from states import numbers_in
 
 from everystep.cli.rewind import rewind_to
 from everystep.core.retention import Rules
@@ -62,7 +63,7 @@ class World:
     def _line(self, found: Found | None) -> Line:
         if found is None:
             return {}
-        step, branch = (int(word) for word in bytes(found.session.rng).split()[1:])
+        step, branch = numbers_in(found.session.rng)
         found.close()
         return self.history.history[branch, step]
 

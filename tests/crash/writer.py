@@ -1,4 +1,4 @@
-"""A process that commits bases and dies where it is told: python writer.py RUN KEEP FIRST LAST POINT.
+"""A process that commits bases and dies where it is told: python -m crash.writer RUN KEEP FIRST LAST POINT.
 
 The bases FIRST..LAST are committed in a new epoch that continues the newest one; the crash point is
 armed for the last commit only ("claim:POINT" arms it before the epoch is claimed). The state of a
@@ -11,6 +11,8 @@ import hashlib
 import os
 import sys
 from pathlib import Path
+
+from states import random_states
 
 from everystep.core.census import Atom, Census, Mode, OptimizerSpec
 from everystep.core.retention import Rules
@@ -42,7 +44,7 @@ def snapshot(step: int) -> Snapshot:
             version = version_of(atom, step)
             data = memoryview(content(atom, slot, version, size))
             tensors.append(SnapshotTensor(atom, slot, "uint8", (size,), version, data))
-    session = SessionValues(step, b"rng %d" % step, b"", (b"",), ())
+    session = SessionValues(step, random_states(step), b"", (b"",), ())
     return Snapshot(step, CENSUS, tensors, session, b"", 0)
 
 

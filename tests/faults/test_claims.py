@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import msgspec
 import ondisk
 import pytest
+from states import random_states
 
 from everystep.cli.status import run_status
 from everystep.core.census import Census
@@ -118,7 +119,7 @@ class Life:
         self.log._retry_at = 0.0  # a shadow would try again later
 
     def _offer(self, after: int, event: Edit | Rebase) -> None:
-        seal = Seal(self.step, after, b"rng %d 0" % self.step, b"", (b"",), 0)
+        seal = Seal(self.step, after, random_states(self.step, 0), b"", (b"",), 0)
         edit = isinstance(event, Edit)
         data = content(2, "", self.step, {}, SIZES[2]) if edit else b""
         self.log.offer(seal, [([event, seal], memoryview(data))])

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from states import numbers_in, random_states
+
 from everystep.cli.prune import prune_run
 from everystep.cli.rewind import rewind_to
 from everystep.core.census import Atom, Census, Mode, OptimizerSpec
@@ -119,7 +121,7 @@ class Work:
             self._claim(step=min(point.step if point else -1, self.claims[-1][1].step))
         self.made_in, self.step = {}, 0
         if found is not None:
-            step, branch = (int(word) for word in bytes(found.session.rng).split()[1:])
+            step, branch = numbers_in(found.session.rng)
             self.made_in, self.step = dict(self.history[branch, step]), step
         self.branch += 1  # what somebody may have done behind it is of another line
         self._writer = EpochWriter(self.run, point, self._rules)
@@ -258,14 +260,14 @@ def snapshot(step: int, made_in: dict[int, int]) -> Snapshot:
         for slot in ("", "/momentum_buffer")
         for data in (content(atom, slot, step, made_in, size),)
     ]
-    session = SessionValues(step, b"rng %d %d" % (step, made_in[step]), b"", (b"",), ())
+    session = SessionValues(step, random_states(step, made_in[step]), b"", (b"",), ())
     return Snapshot(step, CENSUS, tensors, session, b"", 0)
 
 
 def record(step: int, made_in: dict[int, int]) -> LoggedRecord:
     data = content(_EDITED, "", step, made_in, SIZES[_EDITED])
     edit = Edit(_EDITED, "", "uint8", (len(data),), 0, len(data), 0)
-    seal = Seal(step, step - 1, b"rng %d %d" % (step, made_in[step]), b"", (b"",), 0)
+    seal = Seal(step, step - 1, random_states(step, made_in[step]), b"", (b"",), 0)
     return LoggedRecord(step, step - 1, memoryview(frame_entry(*pack_events([edit, seal]), data)))
 
 
@@ -305,7 +307,7 @@ def problems(run: Path, work: Work, promised: Claim) -> list[str]:
 
 def _wrong_bytes(found: Found, work: Work) -> list[str]:
     """Every byte of the state, and of the log behind it, is that of one line of history."""
-    step, branch = (int(word) for word in bytes(found.session.rng).split()[1:])
+    step, branch = numbers_in(found.session.rng)
     line = work.history.get((branch, step))
     if line is None or found.point.step != step:
         return [f"step {step} of branch {branch} at {found.point}, which was never made"]

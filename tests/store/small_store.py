@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import ondisk
+from states import random_states
 
 from everystep.core.census import Atom, Census, Mode, OptimizerSpec
 from everystep.core.events import Edit
@@ -47,7 +48,7 @@ def snapshot(step: int, size: int) -> Snapshot:
             data = memoryview(content(atom, slot, version, length))
             tensors.append(SnapshotTensor(atom, slot, "uint8", (len(data),), version, data))
     state, groups, slots = (encode(v, "") for v in ({"step": step}, [{"lr": 0.1}], {"count": 3}))
-    session = SessionValues(step, b"rng %d" % step, state, (groups,), ((0, 0, slots),))
+    session = SessionValues(step, random_states(step), state, (groups,), ((0, 0, slots),))
     return Snapshot(step, described, tensors, session, tail_of(step), 1 if step == 3 else 0)
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from states import random_states
 
 from everystep.core.events import Seal
 from everystep.core.limits import Limits
 from everystep.core.retention import Rules
 from everystep.errors import NotEnoughDisk
+from everystep.format.log import BLOCK_BYTES
 from everystep.shadow.logkeeper import LogKeeper
 from everystep.store.bases import new_bytes
 from everystep.store.epoch import EpochWriter
@@ -20,6 +22,8 @@ from everystep.store.verify import verify_run
 
 from .test_retention import CENSUS, snapshot
 from .test_zombies import log_of, record
+
+_RECORD_BYTES = -(-len(record(1).body) // BLOCK_BYTES) * BLOCK_BYTES  # with a head it still fits
 
 
 def steps(run: Path) -> list[int]:
@@ -63,7 +67,7 @@ def test_what_has_to_stay_stays_and_the_option_is_named(tmp_path: Path) -> None:
 
 def test_the_log_of_bases_that_go_early_goes_with_them(tmp_path: Path) -> None:
     run, need = tmp_path / "run", new_bytes(snapshot(1), None)
-    meter = Meter(Limits(store_quota=2 * need + 3 * 12288))
+    meter = Meter(Limits(store_quota=2 * need + 3 * (8192 + _RECORD_BYTES)))
     writer = EpochWriter(run, None, Rules(9), meter=meter)
     logged = log_of(run, writer)
     for step in range(1, 20, 2):
@@ -83,7 +87,7 @@ def test_a_log_that_was_refused_goes_with_a_base_and_goes_on(
 ) -> None:
     """No segment can be begun behind it, so nothing but its writer tells that it may go."""
     run, need = tmp_path / "run", new_bytes(snapshot(1), None)
-    meter = Meter(Limits(store_quota=(keep_last + 1) * need + 8 * 12288))
+    meter = Meter(Limits(store_quota=(keep_last + 1) * need + 8 * (8192 + _RECORD_BYTES)))
     keeper = LogKeeper(run, CENSUS, 1, meter)
     writer = EpochWriter(run, None, Rules(keep_last), meter=meter, ended_log=keeper.ended)
     bases = refused = 0
@@ -100,7 +104,7 @@ def test_a_log_that_was_refused_goes_with_a_base_and_goes_on(
 
     base(0)
     for step in range(1, 100):
-        seal = Seal(step, step - 1, b"rng", b"", (b"",), 0)
+        seal = Seal(step, step - 1, random_states(), b"", (b"",), 0)
         keeper.offer(seal, [([seal], memoryview(b""))])
         look()
         assert directory_bytes(run) <= meter.limits.store_quota

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from states import random_states
 
 from everystep.core.census import Atom, Census, Mode, OptimizerSpec
 from everystep.core.events import Seal
@@ -49,7 +50,7 @@ def snapshot(step: int, metric: float | None = None, thawed: int = 0) -> Snapsho
         for slot in ("", "/exp_avg")
         for data in [content(atom, slot, version)]
     ]
-    session = SessionValues(step, b"rng", b"", (b"",), (), metric)
+    session = SessionValues(step, random_states(), b"", (b"",), (), metric)
     return Snapshot(step, CENSUS, tensors, session, b"", 0)
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import ondisk
 import pytest
+from states import random_states
 
 from everystep.cli.prune import prune_run
 from everystep.core.events import Seal
@@ -91,7 +92,7 @@ OPERATIONS = Operations()
 
 
 def record(step: int) -> LoggedRecord:
-    document = pack_events([Seal(step, step - 1, b"rng", b"", (b"",), 0)])
+    document = pack_events([Seal(step, step - 1, random_states(), b"", (b"",), 0)])
     return LoggedRecord(step, step - 1, memoryview(frame_entry(*document, b"")))
 
 

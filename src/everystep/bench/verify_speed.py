@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from everystep.capture.rng import capture_rng
 from everystep.core.census import Atom, Census
 from everystep.core.retention import Rules
 from everystep.errors import EverystepError
@@ -58,4 +59,4 @@ def _snapshot(size: int) -> Snapshot:
     )
     data = memoryview(os.urandom(4 * elements))
     tensors = [SnapshotTensor(i, "", "float32", (elements,), 1, data) for i in range(_ATOMS)]
-    return Snapshot(1, census, tensors, SessionValues(1, b"", b"", (), ()), b"", 0)
+    return Snapshot(1, census, tensors, SessionValues(1, capture_rng(), b"", (), ()), b"", 0)

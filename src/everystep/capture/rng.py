@@ -7,26 +7,18 @@ import random
 import sys
 import warnings
 from array import array
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import torch
 
-from everystep.errors import CorruptData
+from everystep.errors import CorruptData, UnsupportedState
 from everystep.format import values
+from everystep.format.random_states import MERSENNE, Numpys, RandomStates, unpack_random_states
 
-
-class RandomStates(msgspec.Struct, frozen=True, array_like=True):
-    python: tuple[int, bytes, float | None]
-    numpy: tuple[str, bytes, int, int, float] | None
-    torch_cpu: bytes
-    torch_cuda: tuple[bytes, ...]
-
-
-_decoder = msgspec.msgpack.Decoder(RandomStates)
-_NUMPY_DEFAULT = "MT19937"
-_NUMPY_GENERATORS = (_NUMPY_DEFAULT, "PCG64", "PCG64DXSM", "Philox", "SFC64")
-_NO_STATES = (msgspec.DecodeError, CorruptData, ValueError, TypeError, LookupError, RuntimeError)
+_NUMPY_GENERATORS = get_args(Numpys)
+# what generators raise that are given what is none of their states
+_REFUSED = (ArithmeticError, ValueError, TypeError, LookupError, AttributeError, RuntimeError)
 _NUMPY_WORDS = 624 + 1  # key and position of a Mersenne twister
 
 
@@ -44,8 +36,8 @@ def capture_rng() -> bytes:
 
 def check_rng(data: bytes) -> None:
     """Raise, before anything is changed, if these are no random states: generators that nobody uses try."""
+    states = unpack_random_states(data)
     try:
-        states = _decoder.decode(data)
         version, words, gauss = states.python
         random.Random().setstate((version, tuple(array("L", words)), gauss))
         if states.numpy is not None:
@@ -54,12 +46,29 @@ def check_rng(data: bytes) -> None:
             name = states.numpy[0]
             np.random.RandomState(_numpy_generator(name)()).set_state(_of_numpy(states.numpy))
         torch.Generator().set_state(_tensor(states.torch_cpu))
-    except _NO_STATES as error:
+    except _REFUSED as error:
         raise CorruptData(f"random states of {len(data)} bytes: {error}") from error
 
 
+def check_recordable() -> None:
+    """Refuse generators that could be recorded and would be refused when their states come back: those of a
+    torch or a numpy that is newer than this everystep may hold something else."""
+    try:
+        check_rng(capture_rng())
+    except CorruptData as error:
+        raise UnsupportedState(
+            f"attach: {error}: numpy {_version('numpy')} or torch {torch.__version__} keeps random states "
+            "that this everystep does not know",
+            hint="upgrade everystep, or take an older numpy or torch",
+        ) from error
+
+
+def _version(module: str) -> str:
+    return getattr(sys.modules.get(module), "__version__", "(not imported)")
+
+
 def restore_rng(data: bytes) -> None:
-    states = _decoder.decode(data)
+    states = unpack_random_states(data)
     version, words, gauss = states.python
     random.setstate((version, tuple(array("L", words)), gauss))
     if states.numpy is not None:
@@ -78,11 +87,9 @@ def restore_rng(data: bytes) -> None:
 
 
 def _numpy_generator(name: str) -> Any:
-    """numpy's own of this name, and nothing else that it may have under it."""
+    """numpy's own of this name, which was checked."""
     import numpy as np
 
-    if name not in _NUMPY_GENERATORS:
-        raise ValueError(f"a numpy generator {name!r}")
     return getattr(np.random, name)
 
 
@@ -90,7 +97,7 @@ def _of_numpy(state: tuple[str, bytes, int, int, float]) -> Any:
     import numpy as np
 
     name, keys, position, has_gauss, cached = state
-    if name != _NUMPY_DEFAULT:
+    if name != MERSENNE:
         return values.decode(keys)
     return name, np.frombuffer(keys, np.uint32), position, has_gauss, cached
 
@@ -108,7 +115,7 @@ class _NumpyState:
         numpy = sys.modules.get("numpy")
         generator: Any = numpy.random.get_bit_generator() if numpy is not None else None
         kind = type(generator).__name__
-        if kind != _NUMPY_DEFAULT:
+        if kind != MERSENNE:
             return None if generator is None else self._other(kind, generator)
         words = ctypes.string_at(generator.ctypes.state_address, _NUMPY_WORDS * 4)
         # the second of two normal numbers comes from a cache beside these words
@@ -143,7 +150,7 @@ class _NumpyState:
         state: Any = np.random.get_state(legacy=False)
         inner = state["state"]
         return (
-            _NUMPY_DEFAULT,
+            MERSENNE,
             inner["key"].tobytes(),
             int(inner["pos"]),
             int(state["has_gauss"]),

@@ -6,12 +6,14 @@ import struct
 from collections.abc import Iterator
 
 from everystep.core.census import Census
-from everystep.core.events import Event
+from everystep.core.events import Event, Planes, Sparse, used_ranges
 from everystep.errors import CorruptData
 from everystep.format.checks import check_entry, check_record
+from everystep.format.contents import check_event_contents
 from everystep.format.log import LoggedRecord
-from everystep.format.planes import check_readable
+from everystep.format.planes import check_planes, check_readable
 from everystep.format.slot import unpack_events
+from everystep.format.sparse import checked
 
 _FRAME = struct.Struct("<QQQ")  # document bytes, document checksum, payload bytes
 
@@ -31,15 +33,34 @@ def checked_entries(
     """The same, held against the census that they speak of."""
     for events, payload in unframe_entries(data):
         check_entry(events, len(payload), census, where)
+        check_event_contents(events, census, where)
         yield events, payload
+
+
+def check_entries(data: memoryview, census: Census, where: str) -> list[Event]:
+    """All of them, and that their payloads can be unpacked; returns the events of the last one."""
+    events: list[Event] = []
+    for events, payload in checked_entries(data, census, where):
+        check_readable(events)
+        _check_payload(events, payload, census, where)
+    return events
 
 
 def check_body(record: LoggedRecord, census: Census, where: str) -> None:
     """A whole record of a log."""
-    events: list[Event] = []
-    for events, _ in checked_entries(record.body, census, where):
-        check_readable(events)
+    events = check_entries(record.body, census, where)
     check_record(events, record.step, record.after, where)
+
+
+def _check_payload(events: list[Event], payload: memoryview, census: Census, where: str) -> None:
+    first = events[0] if events else None
+    try:
+        if isinstance(first, Planes):
+            check_planes(first, payload)
+        elif isinstance(first, Sparse):
+            checked(first, payload, used_ranges(events, census))
+    except CorruptData as error:
+        raise CorruptData(f"read {where}: {error}") from error
 
 
 def unframe_entries(data: memoryview) -> Iterator[tuple[list[Event], memoryview]]:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from everystep.core.dtypes import ELEMENT_TYPES, NAMED_TYPES, tensor_bytes
+from everystep.format.values import as_raw
 
 _DEVICE = re.compile(r"[a-z]{1,20}(:\d{1,4})?")
 
@@ -21,7 +22,7 @@ def check(tag: str, payload: Any) -> None:
 def checked_raw(tag: str, payload: Any) -> Any:
     """Unpack for whoever verifies: checked, and shown as it is."""
     check(tag, payload)
-    return (tag, payload)
+    return as_raw(tag, payload)
 
 
 def _tensor(payload: Any) -> None:

@@ -51,7 +51,10 @@ def _decoded(encoded: bytes, unpack: values.Unpack) -> OptimizerValues:
         told = found.get("attributes")
         attributes = None if told is None else dict(pair for pair in told if len(pair) == 2)
         unrecorded = frozenset(pair[0] for pair in told or () if len(pair) == 1)
+        if not all(isinstance(name, str) for name in (*(attributes or ()), *unrecorded)):
+            raise ValueError("an attribute whose name is no string")
         state = [(operator.index(place), key, value) for place, key, value in found["state"]]
+        set(map(hash, (key for _, key, _ in state)))  # TypeError for what can be no key
         return OptimizerValues(_groups(found["groups"]), state, attributes, unrecorded)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise CorruptData(f"decode what an optimizer used: {error}") from error

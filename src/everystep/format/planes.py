@@ -45,16 +45,29 @@ def pack_planes(payload: memoryview, width: int, threads: int) -> tuple[Planes, 
 
 
 def unpack_planes(planes: Planes, data: memoryview, threads: int) -> memoryview:
+    parts = _parts(planes, data)
+    whole = b"".join(_each(partial(_unpack_chunk, width=planes.width), parts, threads))
+    _check_bytes(planes, len(whole))
+    return memoryview(bytearray(whole))[: planes.bytes]
+
+
+def check_planes(planes: Planes, data: memoryview) -> None:
+    """That it can be unpacked; no more than a chunk is kept of it."""
+    _check_bytes(planes, sum(len(_unpack_chunk(p, planes.width)) for p in _parts(planes, data)))
+
+
+def _parts(planes: Planes, data: memoryview) -> list[memoryview]:
     ends = np.cumsum(planes.sizes).tolist()
     if not 0 < planes.width <= 16 or (ends[-1] if ends else 0) != len(data):
         raise CorruptData(f"byte planes: {len(data)} bytes, expected {ends[-1] if ends else 0}")
     if len(planes.sizes) != -(-planes.bytes // CHUNK_BYTES):
         raise CorruptData(f"byte planes: {len(planes.sizes)} chunks for {planes.bytes} bytes")
-    parts = [data[end - size : end] for end, size in zip(ends, planes.sizes, strict=True)]
-    whole = b"".join(_each(partial(_unpack_chunk, width=planes.width), parts, threads))
-    if len(whole) < planes.bytes:
-        raise CorruptData(f"byte planes: {len(whole)} bytes, expected {planes.bytes}")
-    return memoryview(bytearray(whole))[: planes.bytes]
+    return [data[end - size : end] for end, size in zip(ends, planes.sizes, strict=True)]
+
+
+def _check_bytes(planes: Planes, found: int) -> None:
+    if found < planes.bytes:
+        raise CorruptData(f"byte planes: {found} bytes, expected {planes.bytes}")
 
 
 def _unpack_chunk(data: memoryview, width: int) -> bytes:

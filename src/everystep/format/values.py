@@ -55,8 +55,9 @@ def no_foreign(value: Any) -> tuple[str, Any] | None:
 
 
 def as_raw(tag: str, payload: Any) -> Any:
-    """Unpack for readers without a framework: a tensor is shown as its tag and payload."""
-    return (tag, payload)
+    """Unpack for readers without a framework: a tensor is shown as its tag and payload. What may be a key
+    stays one: of a type that is not there, a shape is a list of sizes."""
+    return (tag, tuple(payload) if tag == "size" else payload)
 
 
 def shown(key: object) -> str:

@@ -278,7 +278,7 @@ def _from_store(
             lacking = any(atom.lossy for atom in index.census.atoms)
             until = candidate.entry.step if exact and lacking else step
             reader, behind = _read(run, lineage, candidate, index, until, check=not on_the_way)
-            session = reader.session
+            session, tail = reader.session, reader.tail
         except UnknownVersion:
             raise
         except StoreError as error:
@@ -292,7 +292,7 @@ def _from_store(
                     f"step {behind.end.step}: weights and optimizers are exact, residuals of compression are "
                     f'those of step {candidate.entry.step} (residuals="exact" resumes there instead)'
                 )
-            return _found_base(reader, session, behind, problems)
+            return _found_base(reader, session, tail, behind, problems)
     return None
 
 
@@ -332,7 +332,11 @@ def _read(
 
 
 def _found_base(
-    reader: BaseReader, session: SessionValues, behind: LogReader, problems: list[str]
+    reader: BaseReader,
+    session: SessionValues,
+    tail: memoryview,
+    behind: LogReader,
+    problems: list[str],
 ) -> Found:
     def tensors() -> Iterator[FoundTensor]:
         for t in reader.index.tensors:
@@ -351,7 +355,7 @@ def _found_base(
         index.census,
         session,
         tensors,
-        reader.tail,
+        tail,
         index.tail_steps,
         problems,
         log=behind,

@@ -15,7 +15,6 @@ import xxhash
 from everystep.core.census import Census
 from everystep.core.dtypes import ELEMENT_TYPES
 from everystep.errors import CorruptData, StoreError
-from everystep.format import foreign, values
 from everystep.format.base import (
     CHUNK_BYTES,
     BaseEntry,
@@ -29,9 +28,9 @@ from everystep.format.base import (
     without_slots,
 )
 from everystep.format.checks import check_index, check_session
+from everystep.format.contents import check_session_contents
 from everystep.format.document import MALFORMED, pack_document, unpack_document
-from everystep.format.entry import checked_entries
-from everystep.format.optimizer import decode_values
+from everystep.format.entry import check_entries
 from everystep.store import layout
 from everystep.store.commit import Turn, at_once, crash_point, write_blocks
 from everystep.store.files import look_at, make_folder, read_file, sync_folder
@@ -244,26 +243,19 @@ def unpack_session(data: bytes | memoryview, index: BaseIndex) -> SessionValues:
     except MALFORMED as error:
         raise CorruptData(f"read {where}: session values: {error}") from error
     check_session(session, index, where)
+    check_session_contents(session, index.census, where)
     return session
 
 
 def check_small_files(index: BaseIndex, read: Callable[[StoredFile], bytes | memoryview]) -> None:
     """What a base says beside its tensors, as far as it can be looked at without a model."""
-    session = unpack_session(read(index.files[index.session]), index)
-    if session.state:
-        values.decode(session.state, foreign.checked_raw)
-    for _, _, slots in session.values:
-        values.decode_dict(slots, foreign.checked_raw)
-    for group, spec in zip(session.groups, index.census.optimizers, strict=True):
-        if group:
-            decode_values(group, foreign.checked_raw, len(spec.groups))
+    unpack_session(read(index.files[index.session]), index)
     if index.tail is not None:
         check_tail(memoryview(read(index.files[index.tail])), index)
 
 
 def check_tail(tail: memoryview, index: BaseIndex) -> None:
-    for _ in checked_entries(tail, index.census, f"base {index.step}: log tail"):
-        pass
+    check_entries(tail, index.census, f"base {index.step}: log tail")
 
 
 def open_checked(run: Path, file: StoredFile, *, threads: int = 1) -> memoryview:

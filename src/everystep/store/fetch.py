@@ -29,6 +29,7 @@ from everystep.store.files import (
     create_file,
     look_at,
     make_folder,
+    named,
     names_in,
     read_file,
     remove_file,
@@ -138,7 +139,7 @@ class Fetcher:
         with _new_file(path) as fd:
 
             def piece(at: int) -> None:
-                _write(fd, read_piece(self._objects, file, at), at)
+                _write(fd, path, read_piece(self._objects, file, at), at)
 
             list(pool.map(piece, range(0, file.bytes, PART_BYTES)))
         self.bytes += file.bytes
@@ -170,7 +171,7 @@ class Fetcher:
         make_folder(path.parent, below=RunPath(self._run))
         with _new_file(path, better=_records) as fd:
             for part in parts:
-                _write(fd, self._objects.read_part(part.path(path), 0, part.size), part.at)
+                _write(fd, path, self._objects.read_part(part.path(path), 0, part.size), part.at)
                 self.bytes += part.size
 
     def manifests(self, commit: Commit) -> None:
@@ -214,10 +215,11 @@ def _records(segment: RunPath) -> int:
     return count
 
 
-def _write(fd: int, data: memoryview, at: int) -> None:
-    while len(data):
-        count = os.pwrite(fd, data, at)
-        data, at = data[count:], at + count
+def _write(fd: int, path: RunPath, data: memoryview, at: int) -> None:
+    with named(path):
+        while len(data):
+            count = os.pwrite(fd, data, at)
+            data, at = data[count:], at + count
 
 
 @contextlib.contextmanager
@@ -228,7 +230,8 @@ def _new_file(path: RunPath, better: Callable[[RunPath], int] | None = None) -> 
     fd = create_file(temporary)
     try:
         yield fd
-        os.fsync(fd)
+        with named(path):
+            os.fsync(fd)
         if better is None or look_at(path) is None or better(temporary) > better(path):
             replace_file(temporary, path)
             sync_folder(path.parent)

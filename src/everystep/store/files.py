@@ -220,7 +220,7 @@ def remove_folder(path: RunPath) -> None:
 
 
 def sync_folder(path: RunPath) -> None:
-    with _in_folder(path) as fd:
+    with _in_folder(path) as fd, named(path):
         os.fsync(fd)
 
 
@@ -253,7 +253,7 @@ def read_file(path: RunPath, most: int = _DOCUMENT_BYTES_MAX) -> bytes:
         if size > most:
             raise CorruptData(f"read {path}: {size} bytes, expected at most {most}")
         with named(path):
-            return file.read(most)
+            return file.read(size)  # room is made for all that is asked for
 
 
 def look_at(path: RunPath) -> os.stat_result | None:

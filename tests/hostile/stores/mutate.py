@@ -28,7 +28,7 @@ _KINDS_WEIGHTS = {
     "slots": 2,
 }
 _FILES_SHARE = 0.2  # of all changes: of files, not of what they say
-_TOGETHER_SHARE = 0.15  # of the others: several that agree with each other
+_TOGETHER_SHARE = 0.2  # of the others: several that agree with each other
 _MORE = 0.3  # that another change follows
 _LONG = 100_000
 _DEEP = 3000

@@ -7,25 +7,33 @@ import json
 import os
 import shutil
 import socket
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import ondisk
 import pytest
-from store.small_store import build, snapshot
+from states import random_states
+from store.small_store import build, census, snapshot
 from typer.testing import CliRunner
 
 from everystep.cli.app import app
-from everystep.core.events import Planes
+from everystep.core.events import Planes, Seal
 from everystep.core.retention import Rules
 from everystep.errors import CorruptData, EverystepError
 from everystep.format.base import Point
-from everystep.format.planes import unpack_planes
+from everystep.format.checks import check_entry
+from everystep.format.entry import frame_entry
+from everystep.format.log import LoggedRecord, census_digest
+from everystep.format.planes import CHUNK_BYTES as PACKED_CHUNK
+from everystep.format.planes import check_planes, unpack_planes
+from everystep.format.slot import pack_events
 from everystep.format.values import decode
 from everystep.recover.find import find_newest
 from everystep.store.bucket import Bucket
 from everystep.store.epoch import EpochWriter
+from everystep.store.log import LogWriter
 from everystep.store.meter import Throttle
 from everystep.store.reader import StoredRun
 from everystep.store.ship import BaseShipper
@@ -212,10 +220,42 @@ def test_what_unpacks_to_more_than_is_said_is_refused_unread() -> None:
     zstandard = pytest.importorskip("zstandard")
     bomb = zstandard.ZstdCompressor(level=1).compress(bytes(1 << 30))
     assert len(bomb) < 1 << 20
-    for claimed in (4096, 1 << 40):
-        planes = Planes(4, claimed, (len(bomb),))
-        with pytest.raises(CorruptData):
-            unpack_planes(planes, memoryview(bomb), 1)
+    for claimed, words in ((4096, "a chunk of more than"), (1 << 40, "chunks for")):
+        planes = Planes(bytes=claimed, width=4, sizes=(len(bomb),))
+        for work in (lambda p: unpack_planes(p, memoryview(bomb), 1), check_of(bomb)):
+            tracemalloc.start()
+            with pytest.raises(CorruptData, match=words):
+                work(planes)
+            assert tracemalloc.get_traced_memory()[1] < 1 << 26
+            tracemalloc.stop()
+
+
+def check_of(data: bytes) -> Callable[[Planes], None]:
+    return lambda planes: check_planes(planes, memoryview(data))
+
+
+def test_what_agrees_with_itself_is_held_against_what_its_events_take(run: Path) -> None:
+    """Every chunk is right, all of them are as long as is said, and they are gigabytes in a small file."""
+    zstandard = pytest.importorskip("zstandard")
+    chunk, count = zstandard.ZstdCompressor(level=1).compress(bytes(PACKED_CHUNK)), 1600
+    planes = Planes(bytes=count * PACKED_CHUNK, width=4, sizes=(len(chunk),) * count)
+    assert planes.bytes > 6 << 30 and count * len(chunk) < 1 << 20
+    seal = Seal(NEWEST + 1, NEWEST, random_states(), b"", (b"",), 0)
+    with pytest.raises(CorruptData, match=r"expected at most .* for its events"):
+        check_entry([planes, seal], count * len(chunk), census(200), "entry")
+    body = frame_entry(*pack_events([planes, seal]), chunk * count)
+    run_id = Store(run).of("run")[0].tree["run_id"]
+    log = LogWriter(run, run_id, 2, census_digest(census(200)))
+    log.append([LoggedRecord(NEWEST + 1, NEWEST, memoryview(body))])
+    log.close()
+    tracemalloc.start()
+    found, _ = find_newest(run, None)
+    assert found is not None and found.point.step == NEWEST
+    assert any("for its events" in problem for problem in found.problems)
+    assert tracemalloc.get_traced_memory()[1] < 1 << 26
+    tracemalloc.stop()
+    told = json.loads(says("verify", run, "--json")[1])
+    assert told["log_step"] is None and any("for its events" in note for note in told["notes"])
 
 
 @pytest.mark.parametrize("depth", [1000, 100_000])

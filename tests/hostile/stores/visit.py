@@ -10,6 +10,7 @@ import contextlib
 import faulthandler
 import json
 import os
+import random
 import re
 import shutil
 import signal
@@ -37,6 +38,7 @@ _CHANGES = {
     "os.truncate",
     "os.chmod",
 }
+_DRAWN = 2000  # numbers: more than a Mersenne twister has words
 _LATE_MODULES = {"obstore"}  # of ours, which only some visits need
 _UNMADE = (b"\x5a" * 8, b"\xa5" * 8)  # what fresh memory holds under MALLOC_PERTURB_
 
@@ -253,10 +255,23 @@ def _attach(job: str, place: str, home: Path) -> str:
         made.model, made.optimizer, run=place, state=made.state, **made.options, on_failure="raise"
     ) as run:
         for step in run.steps(run.step + 3):
+            _draw()
             made.turn(step)
         cards = [json.loads(card.read_bytes()) for card in (home / "rt").rglob("shadow.json")]
         grown = max((memory("VmHWM", card["pid"]) for card in cards), default=0)
     return f"memory: {grown >> 20} MiB in the shadow" if grown > _SHADOW_BYTES else ""
+
+
+def _draw() -> None:
+    """All words that a generator holds, and numbers of every kind that it keeps one of."""
+    import numpy as np
+    import torch
+
+    for _ in range(_DRAWN):
+        random.random()
+        random.gauss(0.0, 1.0)
+    np.random.rand(_DRAWN), np.random.randn(3), np.random.randint(0, 99, 3, dtype=np.uint32)
+    torch.rand(_DRAWN), torch.randn(3), torch.randn(3, dtype=torch.float64)
 
 
 def _ship(run: Path, url: str) -> str:

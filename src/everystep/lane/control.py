@@ -17,6 +17,7 @@ import zmq
 from everystep.core.census import Census
 from everystep.errors import LaneError, LaneTimeout, ProtocolMismatch, ShadowLost
 from everystep.format.base import SessionValues
+from everystep.lane.place import check_place, refuse_foreign
 from everystep.lane.protocol import NOT_UNDERSTOOD, PROTOCOL, head_of, versions
 
 _LOOK_SECONDS = 1.0  # between two looks whether the shadow still lives
@@ -225,12 +226,14 @@ class NoticeBoard:
     def _serve(self) -> None:
         """Whatever is asked, and in however many parts: the answer is the same."""
         while True:
-            with contextlib.suppress(zmq.ZMQError):  # interrupted, or the folder is being made anew
+            # interrupted, or the folder is being made anew, or it has become somebody else's
+            with contextlib.suppress(zmq.ZMQError, OSError, LaneError):
                 if self._socket.poll(_milliseconds(_LOOK_SECONDS)):
                     peer, *_, body = self._socket.recv_multipart()
                     self.refused += head_of(body).type != _STATUS
                     self._socket.send_multipart([peer, b"", self.answer], zmq.NOBLOCK)
                 elif not socket_path(self._address).exists():
+                    check_place(socket_path(self._address).parent)
                     _bind_again(self._socket, self._address)
 
 
@@ -251,6 +254,7 @@ def ask(
     if isinstance(request, AskStatus) and not request.exact:
         address = board_of(address)
     what = f"ask shadow at {address} for {type(request).__name__[3:].lower()}"
+    refuse_foreign(socket_path(address).parent, what)
     deadline = time.monotonic() + timeout_seconds
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.REQ)
     socket.setsockopt(zmq.LINGER, 0)

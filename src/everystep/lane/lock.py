@@ -17,6 +17,8 @@ from everystep.lane.place import remake
 
 log = logging.getLogger(__name__)
 
+_NAME = "trainer.lock"
+
 FRESH_SECONDS = 300.0  # cleaners of temporary folders go by days
 _LOOK_SECONDS = 1.0
 _TAKEN_SECONDS = 5.0  # a command holds the lock for a moment; another trainer keeps it
@@ -29,7 +31,8 @@ class TrainerLock:
     _held_here: ClassVar[dict[Path, TrainerLock]] = {}  # it does not exclude its own process
 
     def __init__(self, folder: Path, run: str, operation: str = "attach") -> None:
-        self._folder, self._path = folder, folder / "trainer.lock"
+        self._folder, self._path = folder, folder / _NAME
+        self.problem = ""  # why it could not be made anew
         self._looked_at = self._touched_at = time.monotonic()
         self._missing_since: float | None = None
         self._end_holder: weakref.WeakMethod[Callable[[], None]] | None = None
@@ -76,7 +79,7 @@ class TrainerLock:
             return ""
         self._looked_at = now
         if _is_at(self._fd, self._path):
-            self._missing_since = None
+            self._missing_since, self.problem = None, ""
             if now > self._touched_at + FRESH_SECONDS:
                 self._touched_at = now
                 os.utime(self._fd)
@@ -85,15 +88,20 @@ class TrainerLock:
             remake(self._folder)
             fd = _take(self._path)
         except (OSError, LaneError) as error:
-            log.warning("lock_lost path=%s error=%s", self._path, error)
+            self._lost(f"the lock of the run cannot be made anew: {error}")
             return ""
         if isinstance(fd, str):
             self._missing_since = self._missing_since or now
             return fd if now > self._missing_since + _TAKEN_SECONDS else ""
         log.warning("lock_made_anew path=%s", self._path)
         os.close(self._fd)
-        self._fd, self._missing_since = fd, None
+        self._fd, self._missing_since, self.problem = fd, None, ""
         return ""
+
+    def _lost(self, problem: str) -> None:
+        if problem != self.problem:
+            log.warning("lock_lost path=%s %s", self._path, problem)
+        self.problem = problem
 
     def close(self) -> None:
         if self._fd >= 0:

@@ -12,7 +12,7 @@ import msgspec
 
 from everystep.errors import LaneError
 from everystep.lane.host import process_start
-from everystep.lane.place import make_private, usable_roots
+from everystep.lane.place import check_place, make_private, usable_roots
 
 _FOLDER_BYTES_MAX = 85  # a socket's path has 107 bytes, and names go behind the folder
 _CARD = "shadow.json"
@@ -81,9 +81,11 @@ def living_cards() -> Iterator[ShadowCard]:
 
 
 def _stored_card(folder: Path) -> ShadowCard | None:
+    """None also where the place has become somebody else's: what a card names is asked, and killed."""
     try:
+        check_place(folder)
         return msgspec.json.decode((folder / _CARD).read_bytes(), type=ShadowCard)
-    except (OSError, ValueError):
+    except (OSError, ValueError, LaneError):
         return None
 
 

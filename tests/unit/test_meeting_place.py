@@ -25,6 +25,7 @@ from everystep.lane.descriptors import DescriptorServer, receive_descriptors
 from everystep.lane.host import process_start
 from everystep.lane.lock import TrainerLock
 from everystep.lane.runtime import ShadowCard, living_cards, read_card, runtime_dir, write_card
+from everystep.recover.meet import hold_run
 
 ROOT = pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")
 NOBODY = 65534
@@ -146,7 +147,18 @@ def test_who_meets_at_the_second_place_is_still_found(places: list[Path], tmp_pa
     places[0].rmdir()
     assert runtime_dir(run) == folder
     assert [c.run for c in living_cards()] == [run]
-    (folder / "shadow.json").unlink()
+    with holder(folder) as trainer:
+        (folder / "shadow.json").unlink()  # its shadow has died, and a new one is not there yet
+        assert runtime_dir(run) == folder
+        with pytest.raises(RunBusy, match=f"held by pid {trainer.pid} "):
+            hold_run(tmp_path / "run")
+    assert runtime_dir(run).parent == places[0], "nobody is at the second one any more"
+    lock = TrainerLock(folder, run)  # by this process, which must not lose it by looking
+    for _ in range(2):
+        assert runtime_dir(run) == folder
+    with pytest.raises(AssertionError), holder(folder):
+        pass
+    lock.close()
     assert runtime_dir(run).parent == places[0]
 
 

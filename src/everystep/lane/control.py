@@ -21,7 +21,8 @@ from everystep.lane.place import check_place, refuse_foreign
 from everystep.lane.protocol import NOT_UNDERSTOOD, PROTOCOL, head_of, versions
 
 _LOOK_SECONDS = 1.0  # between two looks whether the shadow still lives
-_REQUEST_BYTES_MAX = 1 << 20  # whoever sends more is cut off
+_REQUEST_BYTES_MAX = 1 << 20  # in one part: whoever sends more is cut off
+_PARTS_MAX = 16  # of a message; ours have three
 _LAST_WORDS_MS = 200  # an answer that a shadow gave before it left is read after it left
 
 
@@ -152,7 +153,7 @@ class ControlServer:
         whoever asked would wait."""
         while True:
             try:
-                *route, body = self.socket.recv_multipart(zmq.NOBLOCK)
+                *route, body = _next_message(self.socket)
             except zmq.Again:
                 return None
             head, why = head_of(body), ""
@@ -177,6 +178,17 @@ class ControlServer:
         context = self.socket.context
         self.socket.close()
         context.term()
+
+
+def _next_message(socket: zmq.Socket[bytes]) -> list[bytes]:
+    """zmq.Again if there is none. One in more parts than any of ours becomes an empty request: none of them
+    is kept, and its answer does not carry them all as a return address."""
+    parts = [socket.recv(zmq.NOBLOCK)]
+    while socket.getsockopt(zmq.RCVMORE):
+        part = socket.recv(zmq.NOBLOCK)
+        if len(parts) <= _PARTS_MAX:
+            parts.append(part)
+    return parts if len(parts) <= _PARTS_MAX else [parts[0], b"", b""]
 
 
 def socket_path(address: str) -> Path:
@@ -229,7 +241,7 @@ class NoticeBoard:
             # interrupted, or the folder is being made anew, or it has become somebody else's
             with contextlib.suppress(zmq.ZMQError, OSError, LaneError):
                 if self._socket.poll(_milliseconds(_LOOK_SECONDS)):
-                    peer, *_, body = self._socket.recv_multipart()
+                    peer, *_, body = _next_message(self._socket)
                     self.refused += head_of(body).type != _STATUS
                     self._socket.send_multipart([peer, b"", self.answer], zmq.NOBLOCK)
                 elif not socket_path(self._address).exists():

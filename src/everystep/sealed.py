@@ -8,6 +8,7 @@ from everystep.capture.turn import Moment
 from everystep.connection import START_SECONDS, WAIT_SECONDS
 from everystep.errors import EverystepError, LaneTimeout, ShadowLost
 from everystep.lane.control import Answer, AskClose, AskFlush, AskStatus
+from everystep.lane.place import refuse_foreign
 from everystep.recorder import Recorder
 from everystep.waiting import DurableWait
 
@@ -129,8 +130,9 @@ class Sealed:
         """The shadow before speaks for the run until the new one holds its state."""
         recorder = self.recorder
         deadline = time.monotonic() + WAIT_SECONDS
+        what = f"run {self._path}: a new shadow is handed the state of step {recorder.step}"
         while recorder.connection is not None and recorder.card() is None:
-            what = f"run {self._path}: a new shadow is handed the state of step {recorder.step}"
+            refuse_foreign(recorder.folder, what)
             recorder.connection.pause(deadline, what)
 
     def _still_sealed(self, operation: str) -> Moment:

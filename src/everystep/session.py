@@ -230,6 +230,8 @@ class Run:
             document |= {"health": "degraded", "problem": str(error), "shadow_step": None}
         if recorder.problem:
             document |= {"health": "degraded", "problem": recorder.problem}
+        elif self._lock is not None and self._lock.problem:
+            document |= {"health": "degraded", "problem": self._lock.problem}
         mode, why = recorder.mode
         at = document.get("shadow_step")
         document |= {

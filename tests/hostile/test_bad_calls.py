@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 import everystep
-from everystep.errors import NothingToRecover, RunBusy, RunHasSteps, UsageError
+from everystep.errors import LaneError, NothingToRecover, RunBusy, RunHasSteps, UsageError
 from everystep.lane import lock
 from everystep.lane.control import AskStatus, ask
 from everystep.lane.runtime import read_card, runtime_dir
@@ -135,6 +135,77 @@ def test_second_trainer_is_refused_and_the_first_unharmed(runtime: Path, tmp_pat
         first.wait()
     assert out == "done\n" and first.returncode == 0
     assert everystep.open_run(run).steps[-1] == 6
+
+
+def open_to_all(root: Path) -> None:
+    root.mkdir()
+    root.chmod(0o777)
+
+
+def a_link(root: Path) -> None:
+    (root.parent / f"{root.name}-of-others").mkdir(mode=0o700)
+    root.symlink_to(f"{root.name}-of-others")
+
+
+def of_nobody(root: Path) -> None:
+    root.mkdir()
+    os.chown(root, 65534, 65534)
+
+
+ROOT = pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")
+
+
+@pytest.mark.parametrize("spoil", [open_to_all, a_link, pytest.param(of_nobody, marks=ROOT)])
+def test_nothing_is_made_in_what_takes_the_place_of_the_root(
+    spoil: Callable[[Path], None],
+    runtime: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A cleaner removed it under a living run, and somebody else was quicker: lock, card and sockets stay
+    away from there, trainer and status say so, and all is well once the stranger has gone."""
+    monkeypatch.setattr(lock, "_LOOK_SECONDS", 0)
+    net = model()
+    optimizer = adam(net)
+    run = everystep.attach(net, optimizer, run=tmp_path / "run", on_lag="wait")
+    run.resume()
+
+    def until(done: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + 60
+        while not done():
+            assert time.monotonic() < deadline, what
+            train_step(net, optimizer)
+            run.seal()
+            time.sleep(0.02)
+
+    until(lambda: run.step == 2, "two steps")
+    folder, held = runtime_dir(str(run.path)), shadows(runtime)
+    shutil.rmtree(runtime)
+    spoil(runtime)
+    (runtime / folder.name).mkdir()  # its name is no secret
+    try:
+        until(lambda: "nobody can find this shadow" in caplog.text, "the trainer does not tell")
+        status = run.status()
+        assert status["health"] == "degraded" and str(runtime) in status["problem"]
+        time.sleep(2.5)  # each of them looks once a second
+        until(lambda: run.step > 5, "training goes on")
+        assert list(runtime.rglob("*")) == [folder], "something was made there"
+        with pytest.raises(LaneError, match=str(runtime)):
+            run.flush(30)
+    finally:
+        remove(runtime)
+    until(lambda: read_card(folder) is not None, "nobody can find the shadow")
+    until(lambda: run.status()["health"] == "ok", "it is well again")
+    assert folder.stat().st_mode & 0o777 == 0o700 and len(locked(runtime)) == 1
+    assert run.flush(60) == run.step and shadows(runtime) == held
+    run.close()
+
+
+def remove(root: Path) -> None:
+    behind = root.resolve()
+    root.unlink() if root.is_symlink() else None
+    shutil.rmtree(behind)
 
 
 ALWAYS_FRESH = """

@@ -58,6 +58,7 @@ def flood(address: str, chance: random.Random) -> None:
     """Through several connections, each of which ends with a question that gets its answer."""
     with zmq.Context() as context:
         too_much(context, address)
+        too_many_parts(context, address, 100_000, 50)
         for _ in range(CONNECTIONS):
             with context.socket(zmq.DEALER) as sender:
                 sender.setsockopt(zmq.LINGER, 0)
@@ -89,6 +90,20 @@ def too_much(context: zmq.Context[zmq.Socket[bytes]], address: str) -> None:
         first = dict(poller.poll(ANSWER_MS))
         sender.disable_monitor()
         assert cut_off in first, f"a message of {OVERSIZED} bytes was taken: {first}"
+
+
+def too_many_parts(
+    context: zmq.Context[zmq.Socket[bytes]], address: str, count: int, size: int
+) -> None:
+    """In one message, none of them too large. What comes back is an answer, and not all of that again."""
+    with context.socket(zmq.DEALER) as sender:
+        sender.setsockopt(zmq.LINGER, 0)
+        sender.setsockopt(zmq.RCVTIMEO, ANSWER_MS)
+        sender.connect(address)
+        for _ in range(count):
+            sender.send(bytes(size), zmq.SNDMORE)
+        sender.send(msgspec.msgpack.encode(AskStatus(exact=True)))
+        assert [len(part) > 0 for part in sender.recv_multipart()] == [False, True]
 
 
 def shout(path: str, chance: random.Random) -> None:
@@ -136,6 +151,11 @@ def test_noise(which: str, tmp_path: Path) -> None:
     before = resident(card.pid)
     assert run.status()["messages_refused"] == 0
     idle = _idle(card)
+    if which != "descriptors":
+        with zmq.Context() as context:
+            address = card.control if which == "control" else board_of(card.control)
+            too_many_parts(context, address, 150, 1_000_000)
+        assert resident(card.pid) < before + GROWTH_BYTES, "it keeps what it has answered"
     if which == "descriptors":
         knock(card.descriptors, chance)
     else:

@@ -3,8 +3,12 @@ is, and nothing of it holds anything up."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import shutil
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -15,6 +19,8 @@ from exact.test_durable_log import sgd
 import everystep
 from everystep.cli.prune import prune_run
 from everystep.core.retention import Rules
+from everystep.errors import EverystepError
+from everystep.format.base import Point
 from everystep.store import retention
 from everystep.store.epoch import EpochWriter
 from everystep.store.files import RunPath
@@ -96,6 +102,89 @@ def test_one_that_cannot_be_removed_holds_back_no_other(
     assert [p.name for p in ondisk.base_dir(run, 1, 1).iterdir()] == [ondisk.INDEX]
 
 
+@pytest.mark.parametrize("place", ["bases", "a base", "the folder of epochs", "an epoch"])
+def test_nothing_goes_behind_a_link_in_the_place_of_a_folder(place: str, tmp_path: Path) -> None:
+    """What lies there has the names and the depth of what would go, to the last byte; what stays lies in a
+    later epoch, which is as it was."""
+    run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    earlier = EpochWriter(run, None, Rules(3))
+    for step in (1, 2, 3):
+        earlier.commit(snapshot(step, thawed=step))
+    writer = EpochWriter(run, Point(1, 3), Rules(1))
+    writer.commit(snapshot(4, thawed=4))
+    base = ondisk.base_dir(run, 1, 1)
+    (base / TEMPORARY).write_bytes(b"a leftover")
+    at = {"a base": base, "bases": base.parent, "an epoch": ondisk.epoch_dir(run, 1)}
+    linked = at.get(place, run / "epochs")
+    linked.rename(elsewhere)
+    linked.symlink_to(elsewhere)
+    before = {p: p.lstat().st_ctime_ns for p in elsewhere.rglob("*")}
+    baits = [p.relative_to(elsewhere).parts for p in before if p.name == ondisk.WEIGHTS]
+    assert len(baits) == {"a base": 1, "the folder of epochs": 4}.get(place, 3)
+    for remove in (
+        writer.retain,
+        lambda: prune_run(run, {"keep_last": 1}, dry_run=False, force=True),
+        lambda: writer.commit(snapshot(5, thawed=5)),
+        lambda: retention.remove_base(run, 1, 1),
+    ):
+        with contextlib.suppress(EverystepError, OSError):
+            remove()
+    after = {p: p.lstat().st_ctime_ns for p in elsewhere.rglob("*")}
+    if place == "a base":  # the others were removed, and it was not
+        assert not ondisk.base_dir(run, 1, 2).exists()
+    assert after == before, "what lies behind the link was changed"
+    assert linked.is_symlink()
+
+
+def test_a_shadow_removes_nothing_behind_a_link(tmp_path: Path) -> None:
+    """Planted while it trains: every base from then on would have the older ones removed."""
+    run_dir, elsewhere, job = tmp_path / "run", tmp_path / "elsewhere", sgd()
+    options = {"durable_every": "1h", "keep_last": 1, "on_lag": "wait"}
+    with everystep.attach(job.model, job.optimizer, run=run_dir, **options) as run:
+        for step in run.steps(4):
+            job.turn(step)
+        run.flush()
+        bases = ondisk.base_dir(run_dir, 1, 4).parent
+        bases.rename(elsewhere)
+        bases.symlink_to(elsewhere)
+        for step in (1, 2):  # bases that no rule keeps
+            shutil.copytree(elsewhere / f"{4:012}", elsewhere / f"{step:012}", dirs_exist_ok=True)
+        before = sorted(elsewhere.rglob("*"))
+        assert elsewhere / "000000000001" / ondisk.WEIGHTS in before
+        for step in run.steps(6):
+            job.turn(step)
+        with pytest.raises(EverystepError, match="symbolic link"):
+            run.flush(60)
+        assert sorted(elsewhere.rglob("*")) == before
+        bases.unlink()
+        elsewhere.rename(bases)
+        assert run.flush(60) == 6
+    assert everystep.open_run(run_dir).steps == [6]
+    assert not (bases / f"{1:012}").exists(), "it goes where it is reached by no link"
+
+
+def test_what_has_another_name_stays_in_a_base_that_goes(tmp_path: Path) -> None:
+    """Somebody's notes: they stay where they are, and all that is ours goes from around them."""
+    run = tmp_path / "run"
+    writer = EpochWriter(run, None, Rules(1))
+    for step in (1, 2):
+        writer.commit(snapshot(step, thawed=step))
+    base = ondisk.base_dir(run, 1, 1)
+    notes = [base / name for name in ("notes.txt", "weights.safetensors.bak", ".hidden")]
+    for note in notes:
+        note.write_bytes(b"mine")
+    writer.retain()
+    assert sorted(base.iterdir()) == sorted(notes)
+    assert prune_run(run, {}, dry_run=True, force=False)["frees_bytes"] == 0
+    prune_run(run, {"keep_last": 1}, dry_run=False, force=True)
+    writer = EpochWriter(run, Point(1, 2), Rules(1))
+    writer.commit(snapshot(3, thawed=3))
+    writer.retain()
+    assert all(note.read_bytes() == b"mine" for note in notes)
+    assert [c.entry.step for c in read_lineage(run).candidates] == [3]
+    assert verify_run(run).problems == []
+
+
 @pytest.fixture
 def bait(tmp_path: Path) -> object:
     """A folder that is the same afterwards."""
@@ -142,4 +231,43 @@ def test_pipes_in_every_folder_hold_nobody_up(tmp_path: Path) -> None:
     assert everystep.open_run(run_dir).steps == [40]
     files = list(run_dir.rglob(ondisk.INDEX))
     assert len(files) == 1, "retention goes on"
+    assert verify_run(run_dir).problems == []
+
+
+def test_a_pipe_in_the_place_of_a_tag_holds_nobody_up(tmp_path: Path) -> None:
+    """Tags are read before anything is removed: by the shadow behind every base, and by commands."""
+    run_dir, done = tmp_path / "run", []
+    pipe_at = ondisk.tag_path(run_dir, "x")
+
+    def train() -> None:
+        job = sgd()
+        options = {"durable_every": 5, "keep_last": 1, "on_lag": "wait"}
+        with everystep.attach(job.model, job.optimizer, run=run_dir, **options) as run:
+            for step in run.steps(20):
+                job.turn(step)
+                if step == 6:
+                    pipe_at.parent.mkdir(exist_ok=True)
+                    os.mkfifo(pipe_at)
+                if step % 5 == 4:
+                    assert run.flush(60) == run.step
+            done.append(f"it is {run.status()['health']}")
+        done.append("closed")
+
+    thread = threading.Thread(target=train, daemon=True)
+    thread.start()
+    thread.join(60)
+    waits = thread.is_alive()
+    if waits:  # whoever waits for the other end has it now
+        os.close(os.open(pipe_at, os.O_RDWR | os.O_NONBLOCK))
+    assert not waits, f"somebody waits after {done}"
+    assert done == ["it is degraded", "closed"]
+    for command in ("ls", "verify", "status", "prune", "prune --dry-run"):
+        words = [sys.executable, "-m", "everystep", *command.split(), str(run_dir)]
+        told = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+        assert told.returncode in (0, 1, 2) and "Traceback" not in told.stderr, told.stderr
+        if command != "status":
+            assert "it is a pipe" in " ".join((told.stdout + told.stderr).split()), command
+    pipe_at.unlink()
+    assert prune_run(run_dir, {}, dry_run=False, force=False)["problems"] == []
+    assert everystep.open_run(run_dir).steps == [20]
     assert verify_run(run_dir).problems == []

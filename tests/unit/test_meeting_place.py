@@ -20,11 +20,12 @@ import zmq
 from everystep.errors import LaneError, LaneTimeout, RunBusy
 from everystep.lane import lock as locks
 from everystep.lane import place, retire
-from everystep.lane.control import AskStatus, ControlServer
+from everystep.lane.control import AskRetire, AskStatus, ControlServer, ask
 from everystep.lane.descriptors import DescriptorServer, receive_descriptors
 from everystep.lane.host import process_start
 from everystep.lane.lock import TrainerLock
-from everystep.lane.runtime import ShadowCard, living_cards, runtime_dir, write_card
+from everystep.lane.runtime import ShadowCard, living_cards, read_card, runtime_dir, write_card
+from everystep.recover.meet import hold_run
 
 ROOT = pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")
 NOBODY = 65534
@@ -146,8 +147,64 @@ def test_who_meets_at_the_second_place_is_still_found(places: list[Path], tmp_pa
     places[0].rmdir()
     assert runtime_dir(run) == folder
     assert [c.run for c in living_cards()] == [run]
-    (folder / "shadow.json").unlink()
+    with holder(folder) as trainer:
+        (folder / "shadow.json").unlink()  # its shadow has died, and a new one is not there yet
+        assert runtime_dir(run) == folder
+        with pytest.raises(RunBusy, match=f"held by pid {trainer.pid} "):
+            hold_run(tmp_path / "run")
+    assert runtime_dir(run).parent == places[0], "nobody is at the second one any more"
+    lock = TrainerLock(folder, run)  # by this process, which must not lose it by looking
+    for _ in range(2):
+        assert runtime_dir(run) == folder
+    with pytest.raises(AssertionError), holder(folder):
+        pass
+    lock.close()
     assert runtime_dir(run).parent == places[0]
+
+
+@pytest.mark.parametrize(
+    "spoil", [a_link, a_file, writable_by_others, pytest.param(foreign, marks=ROOT)]
+)
+def test_a_lock_is_not_made_anew_in_what_took_the_place_of_its_root(
+    spoil: Callable[[Path], None], places: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(locks, "_LOOK_SECONDS", 0)
+    folder = runtime_dir("run")
+    lock = TrainerLock(folder, "run")
+    shutil.rmtree(places[0])
+    assert lock.taken_by() == lock.problem == "" and (folder / "trainer.lock").exists()
+    for made in (places[0], folder):
+        assert made.stat().st_mode & 0o7777 == 0o700
+    shutil.rmtree(places[0])
+    spoil(places[0])
+    before = sorted(places[0].parent.rglob("*"))
+    with pytest.raises(LaneError, match=str(places[0])):
+        place.remake(folder)
+    assert lock.taken_by() == "" and str(places[0]) in lock.problem
+    assert sorted(places[0].parent.rglob("*")) == before, "something was made there"
+    if places[0].is_dir() and not places[0].is_symlink():
+        shutil.rmtree(places[0])
+    else:
+        places[0].unlink()
+    assert lock.taken_by() == lock.problem == "" and (folder / "trainer.lock").exists()
+    lock.close()
+
+
+def test_nobody_is_asked_or_believed_in_a_folder_of_others(places: list[Path]) -> None:
+    """Whoever took the place of one that was removed could name any process as a shadow."""
+    folder = runtime_dir("run")
+    shown = card(folder, "run")
+    write_card(folder, shown)
+    assert read_card(folder) == shown
+    control = ControlServer(f"ipc://{folder}/x.control")
+    try:
+        places[0].chmod(0o777)
+        assert read_card(folder) is None
+        with pytest.raises(LaneError, match=r"retire: .*others may write to it"):
+            ask(f"ipc://{folder}/x.control", AskRetire(), timeout_seconds=20)
+        assert control.receive() is None
+    finally:
+        control.socket.close()
 
 
 HOLD = """

@@ -17,10 +17,12 @@ import zmq
 from everystep.core.census import Census
 from everystep.errors import LaneError, LaneTimeout, ProtocolMismatch, ShadowLost
 from everystep.format.base import Point, SessionValues
+from everystep.lane.place import check_place, refuse_foreign
 from everystep.lane.protocol import NOT_UNDERSTOOD, PROTOCOL, head_of, versions
 
 _LOOK_SECONDS = 1.0  # between two looks whether the shadow still lives
-_REQUEST_BYTES_MAX = 1 << 20  # whoever sends more is cut off
+_REQUEST_BYTES_MAX = 1 << 20  # in one part: whoever sends more is cut off
+_PARTS_MAX = 16  # of a message; ours have three
 _LAST_WORDS_MS = 200  # an answer that a shadow gave before it left is read after it left
 
 
@@ -153,7 +155,7 @@ class ControlServer:
         whoever asked would wait."""
         while True:
             try:
-                *route, body = self.socket.recv_multipart(zmq.NOBLOCK)
+                *route, body = _next_message(self.socket)
             except zmq.Again:
                 return None
             head, why = head_of(body), ""
@@ -178,6 +180,17 @@ class ControlServer:
         context = self.socket.context
         self.socket.close()
         context.term()
+
+
+def _next_message(socket: zmq.Socket[bytes]) -> list[bytes]:
+    """zmq.Again if there is none. One in more parts than any of ours becomes an empty request: none of them
+    is kept, and its answer does not carry them all as a return address."""
+    parts = [socket.recv(zmq.NOBLOCK)]
+    while socket.getsockopt(zmq.RCVMORE):
+        part = socket.recv(zmq.NOBLOCK)
+        if len(parts) <= _PARTS_MAX:
+            parts.append(part)
+    return parts if len(parts) <= _PARTS_MAX else [parts[0], b"", b""]
 
 
 def socket_path(address: str) -> Path:
@@ -227,12 +240,14 @@ class NoticeBoard:
     def _serve(self) -> None:
         """Whatever is asked, and in however many parts: the answer is the same."""
         while True:
-            with contextlib.suppress(zmq.ZMQError):  # interrupted, or the folder is being made anew
+            # interrupted, or the folder is being made anew, or it has become somebody else's
+            with contextlib.suppress(zmq.ZMQError, OSError, LaneError):
                 if self._socket.poll(_milliseconds(_LOOK_SECONDS)):
-                    peer, *_, body = self._socket.recv_multipart()
+                    peer, *_, body = _next_message(self._socket)
                     self.refused += head_of(body).type != _STATUS
                     self._socket.send_multipart([peer, b"", self.answer], zmq.NOBLOCK)
                 elif not socket_path(self._address).exists():
+                    check_place(socket_path(self._address).parent)
                     _bind_again(self._socket, self._address)
 
 
@@ -253,6 +268,7 @@ def ask(
     if isinstance(request, AskStatus) and not request.exact:
         address = board_of(address)
     what = f"ask shadow at {address} for {type(request).__name__[3:].lower()}"
+    refuse_foreign(socket_path(address).parent, what)
     deadline = time.monotonic() + timeout_seconds
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.REQ)
     socket.setsockopt(zmq.LINGER, 0)

@@ -53,7 +53,8 @@ class DescriptorServer:
 
     def close(self) -> None:
         self.socket.close()
-        self._path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # the folder may be somebody else's by now
+            self._path.unlink(missing_ok=True)
 
 
 def _handed(peer: socket.socket, fds: list[int]) -> bool:

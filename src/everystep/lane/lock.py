@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import struct
 import time
 import weakref
 from collections.abc import Callable
@@ -16,6 +17,9 @@ from everystep.errors import LaneError, RunBusy
 from everystep.lane.place import remake
 
 log = logging.getLogger(__name__)
+
+_NAME = "trainer.lock"
+_FLOCK = struct.Struct("hhqqi4x")  # struct flock of fcntl(2): kind, whence, start, length, pid
 
 FRESH_SECONDS = 300.0  # cleaners of temporary folders go by days
 _LOOK_SECONDS = 1.0
@@ -29,11 +33,12 @@ class TrainerLock:
     _held_here: ClassVar[dict[Path, TrainerLock]] = {}  # it does not exclude its own process
 
     def __init__(self, folder: Path, run: str, operation: str = "attach") -> None:
-        self._folder, self._path = folder, folder / "trainer.lock"
+        self._folder, self._path = folder, folder / _NAME
+        self.problem = ""  # why it could not be made anew
         self._looked_at = self._touched_at = time.monotonic()
         self._missing_since: float | None = None
         self._end_holder: weakref.WeakMethod[Callable[[], None]] | None = None
-        if self._held_in_this_process(folder) is not None:
+        if self.held_in_this_process(folder) is not None:
             raise RunBusy(
                 f"{operation} {run}: this process has attached the run already",
                 hint="close that Run first, or give this one another run=",
@@ -48,7 +53,7 @@ class TrainerLock:
         self._held_here[folder] = self
 
     @classmethod
-    def _held_in_this_process(cls, folder: Path) -> TrainerLock | None:
+    def held_in_this_process(cls, folder: Path) -> TrainerLock | None:
         """Not what a process that was forked has inherited: there the kernel's lock speaks."""
         lock = cls._held_here.get(folder)
         return lock if lock is not None and lock._pid == os.getpid() else None
@@ -61,7 +66,7 @@ class TrainerLock:
     def end_earlier(cls, folder: Path) -> None:
         """Have the earlier holder in this process, if any, let go of the run. Who is forgotten, as in a
         notebook after `run = None`, cannot be asked to."""
-        lock = cls._held_in_this_process(folder)
+        lock = cls.held_in_this_process(folder)
         if lock is not None and lock._end_holder is not None:
             end = lock._end_holder()
             if end is not None:
@@ -76,7 +81,7 @@ class TrainerLock:
             return ""
         self._looked_at = now
         if _is_at(self._fd, self._path):
-            self._missing_since = None
+            self._missing_since, self.problem = None, ""
             if now > self._touched_at + FRESH_SECONDS:
                 self._touched_at = now
                 os.utime(self._fd)
@@ -85,21 +90,45 @@ class TrainerLock:
             remake(self._folder)
             fd = _take(self._path)
         except (OSError, LaneError) as error:
-            log.warning("lock_lost path=%s error=%s", self._path, error)
+            self._lost(f"the lock of the run cannot be made anew: {error}")
             return ""
         if isinstance(fd, str):
             self._missing_since = self._missing_since or now
             return fd if now > self._missing_since + _TAKEN_SECONDS else ""
         log.warning("lock_made_anew path=%s", self._path)
         os.close(self._fd)
-        self._fd, self._missing_since = fd, None
+        self._fd, self._missing_since, self.problem = fd, None, ""
         return ""
+
+    def _lost(self, problem: str) -> None:
+        if problem != self.problem:
+            log.warning("lock_lost path=%s %s", self._path, problem)
+        self.problem = problem
 
     def close(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
             self._held_here.pop(self._folder, None)
+
+
+def is_held(folder: Path) -> bool:
+    """Whether anybody holds a run there, this process included. The lock is not tried: who had it for a
+    moment would turn others away."""
+    if TrainerLock.held_in_this_process(folder) is not None:
+        return True  # known without opening its file: to close that would give up the lock
+    ask = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    try:
+        fd = os.open(folder / _NAME, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        kind, *_ = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, ask))
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return bool(kind != fcntl.F_UNLCK)
 
 
 def _take(path: Path) -> int | str:

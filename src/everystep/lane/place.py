@@ -6,6 +6,8 @@ XDG_RUNTIME_DIR, and /run/user goes with the last login. EVERYSTEP_RUNTIME_DIR i
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import stat
 from pathlib import Path
@@ -26,16 +28,10 @@ def roots() -> list[Path]:
 def usable_roots() -> list[Path]:
     """Those of them that are private, made if missing. Somebody else's folder or link is passed over: all
     processes of this user see the same one, and so go to the same next place."""
-    chosen = bool(os.environ.get("EVERYSTEP_RUNTIME_DIR"))
     usable, problems = [], []
     for root in roots():
         try:
-            if chosen:
-                root.mkdir(mode=0o700, parents=True, exist_ok=True)
-                check_folder(root, private=False)
-            else:
-                _check_parent(root.parent)
-                make_private(root)
+            _have_root(root)
             usable.append(root)
         except (OSError, LaneError) as error:
             problems.append(str(error))
@@ -47,21 +43,55 @@ def usable_roots() -> list[Path]:
     return usable
 
 
+def _have_root(root: Path) -> None:
+    chosen = bool(os.environ.get("EVERYSTEP_RUNTIME_DIR"))
+    if not chosen:
+        _check_parent(root.parent)
+    with contextlib.suppress(FileExistsError):  # whatever it is: the check says
+        root.mkdir(mode=0o700, parents=chosen)
+    check_folder(root, private=not chosen)
+
+
 def make_private(folder: Path) -> None:
     """Have a folder that only this user can enter, or raise."""
-    folder.mkdir(mode=0o700, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
     check_folder(folder, private=True)
 
 
 def remake(folder: Path) -> None:
-    """Have a meeting place that was removed under us once more."""
-    usable_roots()
+    """Have a run's meeting place where it was, if it was removed under us. Somebody else may have put his own
+    in the place of its root meanwhile: then nothing is made in there."""
+    _have_root(folder.parent)
     make_private(folder)
+
+
+def check_place(folder: Path) -> None:
+    """Raise if a run's meeting place, or the root that it lies in, is not ours any more; FileNotFoundError if
+    it is not there."""
+    check_folder(folder.parent, private=False)
+    check_folder(folder, private=False)
+
+
+def refuse_foreign(folder: Path, what: str) -> None:
+    """Before a shadow is asked or waited for: whoever took the place of a folder that was removed would
+    answer in its name, and it does not come back there."""
+    try:
+        check_place(folder)
+    except FileNotFoundError:
+        pass  # it makes it anew
+    except (OSError, LaneError) as error:
+        raise LaneError(f"{what}: {error}") from error
 
 
 def check_folder(folder: Path, *, private: bool) -> None:
     """By descriptor, so that what is looked at is what was opened, and not what a link leads to."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno not in (errno.ENOTDIR, errno.ELOOP, errno.EACCES):
+            raise
+        raise LaneError(f"{folder}: {_what_is(folder)}, expected a private folder") from error
     try:
         found = os.fstat(fd)
         if found.st_uid != os.getuid():
@@ -73,6 +103,16 @@ def check_folder(folder: Path, *, private: bool) -> None:
             os.fchmod(fd, 0o700)  # ours, and nobody else could put anything into it
     finally:
         os.close(fd)
+
+
+def _what_is(path: Path) -> str:
+    """In words, for one that could not be opened as a folder."""
+    try:
+        found = path.lstat()
+    except OSError as error:
+        return f"it cannot be looked at ({error.strerror})"
+    kind = {stat.S_IFLNK: "a symbolic link", stat.S_IFDIR: "a folder"}
+    return f"{kind.get(stat.S_IFMT(found.st_mode), 'a file')} of user {found.st_uid}"
 
 
 def _check_parent(parent: Path) -> None:

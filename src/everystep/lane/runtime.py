@@ -12,7 +12,8 @@ import msgspec
 
 from everystep.errors import LaneError
 from everystep.lane.host import process_start
-from everystep.lane.place import make_private, usable_roots
+from everystep.lane.lock import is_held
+from everystep.lane.place import check_place, make_private, usable_roots
 
 _FOLDER_BYTES_MAX = 85  # a socket's path has 107 bytes, and names go behind the folder
 _CARD = "shadow.json"
@@ -37,10 +38,12 @@ class ShadowCard(msgspec.Struct, frozen=True):
 
 def runtime_dir(run: str) -> Path:
     """The run's meeting place, made if missing, for this user alone. Where several places could serve, it is
-    the one where its shadow lives."""
+    the one where somebody holds the run, or else where its shadow lives: one that is better may have become
+    free since they began."""
     name = hashlib.sha256(os.path.realpath(run).encode()).hexdigest()[:16]
     folders = [root / name for root in usable_roots()]
-    folder = next((f for f in folders if read_card(f) is not None), folders[0])
+    used = (f for found in (is_held, read_card) for f in folders if found(f))
+    folder = next(used, folders[0])
     if len(os.fsencode(folder)) > _FOLDER_BYTES_MAX:
         raise LaneError(
             f"runtime directory {folder}: too long for the path of a socket",
@@ -82,9 +85,11 @@ def living_cards() -> Iterator[ShadowCard]:
 
 
 def _stored_card(folder: Path) -> ShadowCard | None:
+    """None also where the place has become somebody else's: what a card names is asked, and killed."""
     try:
+        check_place(folder)
         return msgspec.json.decode((folder / _CARD).read_bytes(), type=ShadowCard)
-    except (OSError, ValueError):
+    except (OSError, ValueError, LaneError):
         return None
 
 

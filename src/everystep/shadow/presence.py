@@ -50,7 +50,7 @@ class Presence:
         self._spoken = False
         self._looked_at = self._touched_at = time.monotonic()
         self._retire_at = 0.0
-        self._unretired = ""
+        self._unretired = self._misplaced = ""
         self.card = ShadowCard(
             os.getpid(),
             process_start(os.getpid()),
@@ -104,7 +104,7 @@ class Presence:
 
     @property
     def problem(self) -> str:
-        return self.lost or self._unretired or self._lookout.problem
+        return self.lost or self._unretired or self._misplaced or self._lookout.problem
 
     def trainer_gone(self) -> None:
         self.card = msgspec.structs.replace(self.card, trainer_pid=0, trainer_start=0)
@@ -126,17 +126,20 @@ class Presence:
         if lost != before:
             log.log(logging.ERROR if lost else logging.INFO, "directory_lost %s", lost or "no more")
         try:
+            remake(self._folder)
             self._keep_sockets(control, descriptors)
             self._keep_card()
             if now > self._touched_at + FRESH_SECONDS:
                 self._touched_at = now
                 self._touch()
+            self._misplaced = ""
         except (OSError, EverystepError) as error:
-            log.warning("meeting_place_lost folder=%s error=%s", self._folder, error)
+            told, self._misplaced = self._misplaced, f"nobody can find this shadow: {error}"
+            if told != self._misplaced:
+                log.warning("meeting_place_lost folder=%s error=%s", self._folder, error)
 
     def _keep_sockets(self, control: ControlServer, descriptors: DescriptorServer) -> None:
         if not socket_path(self.card.control).exists():
-            remake(self._folder)
             control.bind_again()
         if not Path(self.card.descriptors).exists():
             descriptors.bind_again()
@@ -147,7 +150,6 @@ class Presence:
             return
         there = read_card(self._folder)
         if there is None or (self._is_ours(there) and there != card):
-            remake(self._folder)
             write_card(self._folder, card)
 
     def _up_to_date(self) -> ShadowCard:
@@ -180,4 +182,5 @@ class Presence:
 
     def remove_sockets(self) -> None:
         for address in (self.card.control, board_of(self.card.control)):
-            socket_path(address).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # the folder may be somebody else's by now
+                socket_path(address).unlink(missing_ok=True)

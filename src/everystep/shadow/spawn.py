@@ -15,6 +15,7 @@ import msgspec
 from everystep.errors import EverystepError, Fenced, ShadowLost
 from everystep.lane.control import Answer, Request, ask
 from everystep.lane.host import is_readable
+from everystep.lane.place import remake
 from everystep.lane.process_watch import ProcessWatch
 from everystep.shadow.opening import Opening
 
@@ -73,6 +74,7 @@ def start_shadow(**fields: Any) -> ShadowHandle:
     fds += [opening.tail_fd] if opening.tail_fd >= 0 else []
     log_path = Path(opening.folder) / "shadow.log"
     try:
+        remake(log_path.parent)
         with _open_log(log_path) as log:
             said_before = log.seek(0, os.SEEK_END)
             process = subprocess.Popen(

@@ -31,12 +31,16 @@ from everystep.format.planes import check_planes, unpack_planes
 from everystep.format.slot import pack_events
 from everystep.format.values import decode
 from everystep.recover.find import find_newest
+from everystep.store import fetch, files, layout
 from everystep.store.bucket import Bucket
+from everystep.store.commit import write_document
 from everystep.store.epoch import EpochWriter
+from everystep.store.files import TEMPORARY_PREFIX, create_file, temporary_for
 from everystep.store.log import LogWriter
 from everystep.store.meter import Throttle
 from everystep.store.reader import StoredRun
 from everystep.store.ship import BaseShipper
+from everystep.store.stream import StreamWriter
 from everystep.store.tags import set_tag
 from everystep.store.tiers import bring
 from everystep.text import printable, redacted
@@ -164,20 +168,72 @@ def test_a_run_may_itself_be_reached_through_a_link(run: Path, tmp_path: Path) -
 def test_links_under_the_names_of_temporary_files_are_passed_over(
     run: Path, tmp_path: Path
 ) -> None:
-    """Names that could be guessed: what was planted there is neither followed nor in the way."""
+    """Names that could be guessed, as they once were made of the process's number: what was planted there is
+    neither followed nor in the way."""
     url = as_bucket(run, tmp_path)
     (run / "tags").mkdir()
-    for folder in [run, *(p for p in run.rglob("*") if p.is_dir())]:
-        for name in ("manifest.json", "index.json", "weights.safetensors", "mine.json"):
-            for before in (".everystep-tmp-", "."):
-                (folder / f"{before}{name}").symlink_to(tmp_path / "outside" / "bait")
-            (folder / f"{name}.tmp").symlink_to(tmp_path / "outside" / "bait")
+    writer = EpochWriter(run, Point(2, NEWEST), Rules(3))
+    plant_at_guessable_names(run, tmp_path / "outside" / "bait")
     set_tag(run, "mine", NEWEST)
     newest = ondisk.base_dir(run, 2, NEWEST)
     (newest / "weights.safetensors").unlink()
     bring(run, url)
     assert (newest / "weights.safetensors").is_file()
-    EpochWriter(run, Point(2, NEWEST), Rules(3)).commit(snapshot(NEWEST, 200))
+    writer.commit(snapshot(NEWEST, 200))
+    plant_at_guessable_names(tmp_path / "bucket", tmp_path / "outside" / "bait")
+    BaseShipper(Bucket(url), run, 3, Throttle(0)).turn()
+    for holder in (run, url):
+        code, told = says("verify", holder, "--json")
+        assert code == 0 and set(json.loads(told)["valid_steps"]) == {1, 2, NEWEST}
+
+
+def plant_at_guessable_names(top: Path, bait: Path) -> None:
+    """In every folder, for every name that we write."""
+    pid, host = os.getpid(), fetch._host()
+    names = ("manifest.json", "index.json", "mine.json", "everystep.json", "session.bin", "probe")
+    names += ("weights.safetensors", "slots.safetensors", "tail.bin")
+    for folder in [top, *(p for p in top.rglob("*") if p.is_dir())]:
+        there = {path.name for path in folder.iterdir()}
+        for name in {*names, *there}:
+            for guess in (
+                *(f"{TEMPORARY_PREFIX}{name}", f".{name}", f"{name}.tmp"),
+                *(f"{TEMPORARY_PREFIX}{name}-{pid}", f".{name}.{pid}", f"{name}-{pid}"),
+                f"{TEMPORARY_PREFIX}{host}{pid}-{name}",
+                f"{TEMPORARY_PREFIX}{host}{pid}-{name}-{pid}",
+            ):
+                (folder / guess).symlink_to(bait)
+
+
+@pytest.mark.parametrize("plant", [Path.symlink_to, Path.hardlink_to, None])
+def test_what_has_the_very_name_of_a_temporary_file_stays_as_it_is(
+    plant: Callable[[Path, Path], None] | None,
+    run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever guesses the part that is drawn: the file of his is neither followed nor written over."""
+    monkeypatch.setattr(files.secrets, "token_hex", lambda count: "0" * 2 * count)
+    manifest = layout.manifest_path(run, 2)
+    guessed, bait = Path(temporary_for(manifest)), tmp_path / "outside" / "bait"
+    if plant is None:
+        guessed.symlink_to(tmp_path / "outside" / "new")  # what is not there must not be made
+    else:
+        plant(guessed, bait)
+    before = Path(manifest).read_bytes(), guessed.lstat()
+    for write in (create_file, lambda path: StreamWriter(path).close()):
+        with pytest.raises(FileExistsError):
+            write(temporary_for(manifest))
+    with pytest.raises(FileExistsError):
+        write_document(manifest, b"ours")
+    assert (Path(manifest).read_bytes(), guessed.lstat()) == before
+
+
+def test_a_temporary_name_is_drawn(run: Path) -> None:
+    path = layout.manifest_path(run, 2)
+    drawn = {temporary_for(path).name for _ in range(100)}
+    assert len(drawn) == 100
+    rest = {name.removeprefix(f"{TEMPORARY_PREFIX}{path.name}-") for name in drawn}
+    assert all(len(bytes.fromhex(word)) == 8 for word in rest)
 
 
 # ---------------------------------------------------------------------- what values say

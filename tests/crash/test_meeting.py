@@ -182,12 +182,12 @@ def test_a_run_that_was_written_elsewhere_has_no_shadow_here(host: str, tmp_path
 
 
 def test_a_shadow_is_told_whose_state_it_is_handed(tmp_path: Path) -> None:
-    """One that has claimed an epoch speaks for all before it; one that has not passes on what it was told."""
+    """It may claim its epoch behind those of them, after it has answered."""
     before = ShadowCard(1, 1, attaches=("older", "old"))
     own, *handed = Standing(tmp_path / "run").at(3, before).known.attaches
     assert handed == ["older", "old"] and own not in handed
-    claimed = msgspec.structs.replace(before, epoch=7)
-    assert Standing(tmp_path / "run").at(3, claimed).known.attaches[1:] == ("older",)
+    long = msgspec.structs.replace(before, attaches=tuple(map(str, range(99))))
+    assert len(Standing(tmp_path / "run").at(3, long).known.attaches) < 10
 
 
 def test_a_copy_does_not_take_the_shadow(nursery: Nursery, runtime: Path, tmp_path: Path) -> None:

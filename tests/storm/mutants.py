@@ -166,8 +166,8 @@ MUTANTS = [
     Mutant(
         "break does not seal a finished step",
         "session.py",
-        "                if recorder.turn.calls and self.turn is not Turn.BROKEN:",
-        "                if False:",
+        "        elif self._recorder is not None and self._recorder.turn.calls:",
+        "        elif False:",
     ),
     Mutant(
         "status claims one durable step more than there is",

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import ondisk
 import pytest
+from states import random_states
 
 from everystep.core.census import Atom, Census
 from everystep.core.events import Event, Rebase, Seal
@@ -21,6 +22,8 @@ from everystep.store.runs import Lineage
 
 CENSUS = Census(tuple(Atom(f"atom{i}", "float32", (8,)) for i in range(4)), (), "exact")
 RUN_ID = "ab" * 16
+
+RNG = random_states()
 
 
 class Bench:
@@ -36,7 +39,7 @@ class Bench:
         self.look(fits=fits)
 
     def offer(self, step: int, after: int, *events: Event) -> None:
-        seal = Seal(step, after, b"", b"", (), 0)
+        seal = Seal(step, after, RNG, b"", (), 0)
         self.keeper.offer(seal, [([*events, seal], memoryview(b""))])
 
     def look(self, *, fits: bool = True) -> None:

@@ -13,7 +13,7 @@ from everystep import native
 from everystep.core.census import Atom, Census, Mode, OptimizerSpec
 from everystep.core.events import Call, pack_presence
 from everystep.format import values
-from everystep.format.base import SessionValues
+from everystep.format.base import Point, SessionValues
 from everystep.lane.arena import SharedMemory
 from everystep.replay.tensors import pack, view_tensor
 from everystep.shadow.replica import Replica
@@ -121,7 +121,9 @@ def test_slots_begin_with_zeros_also_in_memory_that_was_adopted() -> None:
     TwinAdvance(taken, 0, replica, {}, 1).calls([first, second])
     replica.drop_slots(0, set())
     session = SessionValues(2, b"", b"", (), ())
-    holding = replica.holding(epoch=1, session=session, tail_bytes=0, tail_steps=0)
+    holding = replica.holding(
+        line=Point(1, session.step), session=session, tail_bytes=0, tail_steps=0
+    )
     heir = Replica(taken, None)
     heir.adopt(holding, [SharedMemory(os.dup(extent.fd)) for extent in replica.extents])
     TwinAdvance(taken, 0, heir, {}, 1).calls([first])

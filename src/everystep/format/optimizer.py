@@ -34,9 +34,10 @@ def encode_values(
 def decode_values(
     encoded: bytes, unpack: values.Unpack, group_count: int | None = None
 ) -> OptimizerValues:
-    """`group_count`: how many param groups the optimizer has, if that is known."""
+    """`group_count`: how many param groups the optimizer has, if that is known. The last ones may have come
+    since these values were taken."""
     found = _decoded(encoded, unpack)
-    if group_count not in (None, len(found.groups)):
+    if group_count is not None and len(found.groups) > group_count:
         raise CorruptData(
             f"values of {len(found.groups)} param groups for an optimizer of {group_count}"
         )

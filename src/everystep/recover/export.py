@@ -98,10 +98,14 @@ def _optimizer(state: State, index: int) -> dict[str, Any]:
     none = OptimizerValues([{} for _ in spec.groups])
     told = decode_values(encoded, unpack, len(spec.groups)) if encoded else none
     parameters = [[number[atom] for atom in group] for group in spec.groups]
+    later: list[dict[str, Any]] = [
+        {} for _ in parameters[len(told.groups) :]
+    ]  # since the last seal
     return {
         "state": {i: slots[i] for i in sorted(slots)} | {k: value for _, k, value in told.state},
         "param_groups": [
-            {**group, "params": own} for group, own in zip(told.groups, parameters, strict=True)
+            {**group, "params": own}
+            for group, own in zip([*told.groups, *later], parameters, strict=True)
         ],
     }
 

@@ -183,7 +183,7 @@ def test_a_rate_that_is_too_slow_for_the_bases_is_told(tmp_path: Path) -> None:
     assert persist(bench) == 2 and clock.now == began, "last words wait for nothing"
 
 
-@pytest.mark.parametrize("limits", [Limits(store_quota=50), Limits(disk_bytes_per_day=50)])
+@pytest.mark.parametrize("limits", [Limits(store_quota=12_000), Limits(disk_bytes_per_day=12_000)])
 def test_a_log_that_a_limit_ends_names_it_and_goes_on_behind_a_base(
     limits: Limits, tmp_path: Path
 ) -> None:

@@ -78,8 +78,8 @@ from everystep.cli import output
 commands = output.Commands()
 @commands.command()
 def work() -> output.Reply:
-    print("works", flush=True)
     try:
+        print("works", flush=True)
         time.sleep(600)
     except KeyboardInterrupt:
         print("cleans up", flush=True)

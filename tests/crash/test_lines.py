@@ -105,7 +105,6 @@ def test_steps_that_were_gone_back_from_do_not_count_again(
         trained(run, job, 8)
         run.rewind(4)
     assert counting(path)[0] == (1, 4)
-    claimed_before = epoch_numbers(path)
 
     (tmp_path / "sitecustomize.py").write_text(_REFUSES.format(block=str(block)))
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
@@ -118,7 +117,6 @@ def test_steps_that_were_gone_back_from_do_not_count_again(
     with everystep.attach(job.model, job.optimizer, durable_every=1000, **options) as run:
         assert run.step == 6
         wait_until(lambda: shadows(runtime) == [run.status()["pid"]], "the shadow before to go")
-        assert epoch_numbers(path) == claimed_before, "something was claimed meanwhile"
         block.unlink()
         run.flush()
         found = counting(path)

@@ -200,7 +200,10 @@ def lose_host(path: Path) -> int:
         "    if step in (2, 4): run.flush()\n"
         "    if step == 9:\n"
         "        while run.status()['durable_step'] < 8: time.sleep(0.01)\n"
-        "        os.kill(run.status()['pid'], 9); os._exit(0)\n"
+        "        pid = run.status()['pid']; os.kill(pid, 9)\n"
+        "        try:\n"  # it takes its time to die, and until then the run is written
+        "            while ') Z' not in open(f'/proc/{pid}/stat').read(): time.sleep(0.01)\n"
+        "        finally: os._exit(0)\n"
         "    model(torch.randint(0, 6, (8,))).mean().backward(); optimizer.step()\n"
         "    optimizer.zero_grad()\n"
     )

@@ -3,6 +3,7 @@ residuals of feedback come back from the shadow and from bases, and past a base 
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from functools import partial
@@ -343,3 +344,33 @@ def test_compression_may_end_or_begin(tmp_path: Path) -> None:
     job = with_feedback()
     with everystep.attach(job.model, job.optimizer, run=tmp_path / "run") as run:
         assert run.step == 6
+
+
+def test_what_a_broken_turn_held_back_of_a_later_group_goes_with_the_group(tmp_path: Path) -> None:
+    """The turn is done again, and the group added again: it began with what the first attempt had left."""
+
+    def trained(attach: bool) -> dict[str, torch.Tensor]:
+        torch.manual_seed(7)
+        model = torch.nn.Linear(6, 5)
+        model.bias.requires_grad_(False)
+        optimizer = torch.optim.SGD([model.weight], lr=0.1)
+        everystep.compress(optimizer, "topk", ratio=0.3, feedback=True)
+        run = everystep.attach(
+            model, optimizer, run=tmp_path / "run", residuals="exact", enabled=attach
+        )
+        for attempt in range(2):
+            with contextlib.suppress(KeyboardInterrupt):
+                for step in run.steps(6):
+                    if step == 3:
+                        model.bias.requires_grad_(True)
+                        optimizer.add_param_group({"params": [model.bias]})
+                    model(torch.randn(4, 6)).square().sum().backward()
+                    optimizer.step()
+                    if attach and attempt == 0 and step == 3:
+                        raise KeyboardInterrupt
+                    optimizer.zero_grad()
+        run.close()
+        return model.state_dict()
+
+    expected, found = trained(False), trained(True)
+    assert all(torch.equal(expected[name], found[name]) for name in expected)

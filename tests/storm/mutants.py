@@ -364,6 +364,12 @@ MUTANTS = [
         "                pass\n",
     ),
     Mutant(
+        "residuals of param groups that a broken turn added stay",
+        "recover/load.py",
+        "                    forget_residual(optimizer, parameter)\n",
+        "",
+    ),
+    Mutant(
         "attributes under odd names come from no store",
         "replay/optimizers.py",
         "not isinstance(name, str) or not is_text(name)",

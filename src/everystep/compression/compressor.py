@@ -198,6 +198,12 @@ def residuals_of(parameters: Iterable[torch.Tensor]) -> dict[torch.nn.Parameter,
     return {parameter: residual for parameter, residual in pairs if id(parameter) in wanted}
 
 
+def forget_residual(optimizer: torch.optim.Optimizer, parameter: torch.nn.Parameter) -> None:
+    """The optimizer does not have it any more: what was held back of it is of steps that were taken back."""
+    if compressor := _known.get(optimizer):
+        compressor.residuals.pop(parameter, None)
+
+
 def described(parameters: Iterable[torch.Tensor]) -> list[str]:
     """How the gradients of these parameters are compressed, and what the log lacks of it, in words."""
     wanted = {id(parameter) for parameter in parameters}

@@ -102,9 +102,8 @@ class Holding(msgspec.Struct, frozen=True):
     """
 
     step: int
-    line: (
-        Point | None
-    )  # where it lies in the store; before an epoch was claimed for it: what it came from
+    # where it lies in the store; before an epoch was claimed for it: what it came from
+    line: Point | None
     census: Census
     places: tuple[Place, ...]
     extents: int

@@ -100,7 +100,7 @@ def _optimizer(state: State, index: int) -> dict[str, Any]:
     parameters = [[number[atom] for atom in group] for group in spec.groups]
     later: list[dict[str, Any]] = [
         {} for _ in parameters[len(told.groups) :]
-    ]  # since the last seal
+    ]  # came after the seal
     return {
         "state": {i: slots[i] for i in sorted(slots)} | {k: value for _, k, value in told.state},
         "param_groups": [

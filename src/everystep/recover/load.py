@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import torch
 
+from everystep.compression.compressor import forget_residual
 from everystep.core.census import Census, mismatches
 from everystep.core.events import GRADIENT, Call, Edit, Rebase, SlotValues
 from everystep.errors import CorruptData, ModelMismatch
@@ -230,6 +231,7 @@ def remove_later_groups(census: Census, optimizers: Mapping[str, torch.optim.Opt
             for group in optimizer.param_groups[len(spec.groups) :]:
                 for parameter in group["params"]:
                     optimizer.state.pop(parameter, None)
+                    forget_residual(optimizer, parameter)
             del optimizer.param_groups[len(spec.groups) :]
 
 

@@ -59,9 +59,8 @@ class Known(NamedTuple):
     epoch: int
     attaches: tuple[str, ...] = ()  # our own, and those whose state was handed on to us
     step: int = 0  # where the writer begins
-    left: tuple[
-        str, ...
-    ] = ()  # ours too, of lines that training has gone back from: they fence nobody
+    # ours too, of lines that training has gone back from: they fence nobody, and are not gone on from
+    left: tuple[str, ...] = ()
 
     def check(self, run: Path, epochs: list[int]) -> None:
         others = [n for n in epochs if n > self.epoch and not self._is_ours(run, n)]

@@ -38,14 +38,15 @@ class Sealed:
         self, request: AskFlush | AskClose, operation: str, timeout_seconds: float
     ) -> Answer:
         """Have everything sealed so far written; if our shadow has died, or dies meanwhile, by a new one that
-        is given the same step."""
+        is given the same step. The time that its start takes counts."""
+        deadline = time.monotonic() + timeout_seconds
         try:
             if self.recorder.connection is None:
                 self._have_shadow(operation)
-            return self._ask(request, operation, timeout_seconds)
+            return self._ask(request, operation, deadline)
         except ShadowLost:
             self._have_shadow(operation)
-            return self._ask(request, operation, timeout_seconds)
+            return self._ask(request, operation, deadline)
 
     def _have_shadow(self, operation: str) -> None:
         recorder = self.recorder
@@ -61,10 +62,9 @@ class Sealed:
             recorder.starter.wait()
             recorder.look_after_shadow()
 
-    def _ask(self, request: AskFlush | AskClose, operation: str, timeout_seconds: float) -> Answer:
-        """What has to be repaired first is."""
+    def _ask(self, request: AskFlush | AskClose, operation: str, deadline: float) -> Answer:
+        """What the shadow says it lacks is sent first."""
         recorder = self.recorder
-        deadline = time.monotonic() + timeout_seconds
         while True:
             self.bring_up_to_date(operation)
             wait = DurableWait(self._path, operation, recorder.step, recorder.shadow)
@@ -73,8 +73,7 @@ class Sealed:
                 return answer
             if time.monotonic() > deadline:
                 raise LaneTimeout(
-                    f"{operation} {self._path}: what the shadow holds was not repaired in "
-                    f"{timeout_seconds:g} s",
+                    f"{operation} {self._path}: what the shadow holds was not repaired in time",
                     hint="everystep status names the atoms that keep differing",
                 )
             self._seal_again(operation)

@@ -11,8 +11,8 @@ from everystep.store.layout import (
     MANIFEST,
     RUN_DOCUMENT,
     TAGS,
-    epoch_numbers,
     segment_name,
+    term_numbers,
 )
 
 WEIGHTS, SLOTS, SESSION, TAIL = (
@@ -25,24 +25,24 @@ def place(path: Path) -> RunPath:
     return RunPath(path.parent) / path.name
 
 
-def epoch_dir(run: Path, epoch: int) -> Path:
-    return Path(layout.epoch_dir(run, epoch))
+def term_dir(run: Path, term: int) -> Path:
+    return Path(layout.term_dir(run, term))
 
 
-def base_dir(run: Path, epoch: int, step: int) -> Path:
-    return Path(layout.base_dir(run, epoch, step))
+def base_dir(run: Path, term: int, step: int) -> Path:
+    return Path(layout.base_dir(run, term, step))
 
 
 def base_dirs(run: Path) -> list[Path]:
     return [Path(folder) for _, folder in layout.base_dirs(run)]
 
 
-def log_dir(run: Path, epoch: int) -> Path:
-    return Path(layout.log_dir(run, epoch))
+def log_dir(run: Path, term: int) -> Path:
+    return Path(layout.log_dir(run, term))
 
 
-def segments(run: Path, epoch: int) -> list[Path]:
-    return [Path(path) for path in layout.segments(run, epoch)]
+def segments(run: Path, term: int) -> list[Path]:
+    return [Path(path) for path in layout.segments(run, term)]
 
 
 def segment_after(path: Path) -> int:
@@ -65,12 +65,12 @@ __all__ = [
     "WEIGHTS",
     "base_dir",
     "base_dirs",
-    "epoch_dir",
-    "epoch_numbers",
     "log_dir",
     "place",
     "segment_after",
     "segment_name",
     "segments",
     "tag_path",
+    "term_dir",
+    "term_numbers",
 ]

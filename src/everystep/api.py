@@ -18,9 +18,9 @@ from everystep.core.census import Script
 from everystep.errors import NothingToRecover, RunBusy, UsageError
 from everystep.loading import give_back_groups, load_point
 from everystep.options import resolve
-from everystep.recover.find import Found, find_newest
+from everystep.recover.find import RestorePoint, find_newest
 from everystep.recover.load import find_and_load
-from everystep.recover.meet import bring_newest, check_resume, hold_run, shadow_of
+from everystep.recover.meet import check_resume, hold_run, shadow_of, sync_newest
 from everystep.recover.script import Comparison, check_override, compare_values, keep_values
 from everystep.session import Run
 from everystep.store.tiers import locate
@@ -114,14 +114,14 @@ def restore(
         if folder is not None:
             check_resume(path, shadow_of(path, folder), "auto")
         if folder is not None and bucket is not None:
-            bring_newest(path, bucket, folder)
+            sync_newest(path, bucket, folder)
         done, _ = find_and_load(
             # without an optimizer nothing is redone, and how far the log goes must be known
-            lambda on_the_way: find_newest(
+            lambda verify_lazily: find_newest(
                 path,
                 folder,
                 step,
-                on_the_way=on_the_way and optimizer is not None,
+                verify_lazily=verify_lazily and optimizer is not None,
             ),
             lambda found: _load_without_attaching(found, path, script, census),
         )
@@ -140,7 +140,7 @@ def restore(
 
 
 def _load_without_attaching(
-    found: Found, path: Path, script: Script, census: Callable[[], LiveCensus]
+    found: RestorePoint, path: Path, script: Script, census: Callable[[], LiveCensus]
 ) -> Comparison:
     live = census()
     logged = found.tail_steps + len(found.log)

@@ -22,7 +22,7 @@ from everystep.lane.host import process_start, process_state, read_facts
 from everystep.lane.ring import RingWriter
 from everystep.lane.runtime import ShadowCard
 from everystep.options import Options
-from everystep.recover.find import Found
+from everystep.recover.find import RestorePoint
 from everystep.shadow.spawn import ShadowHandle, start_shadow
 from everystep.standing import Place
 
@@ -150,13 +150,13 @@ def connect(
     document_bytes: int,
     unmoved_bytes: int,
     place: Place,
-    found: Found | None,
+    found: RestorePoint | None,
     predecessor: ShadowCard | None,
 ) -> Connection:
     """Make a ring and start a shadow that reads it. `found` from a shadow's memory is handed on."""
     facts = read_facts()
     verdict = survival(facts)
-    adopted = found.holding if found else None
+    adopted = found.handle if found else None
     geometry = plan_memory(census, document_bytes, options, adopted is not None, unmoved_bytes)
     memory = SharedMemory.create(geometry.bytes, "ring", options.arena_dir)
     ring = RingWriter(memory, geometry, secrets.randbits(64))

@@ -107,7 +107,7 @@ class UnknownVersion(StoreError):
 
 
 class Fenced(StoreError):
-    """A newer epoch owns the run; this one may commit nothing more."""
+    """A newer term owns the run; this one may commit nothing more."""
 
 
 class NotEnoughDisk(StoreError):

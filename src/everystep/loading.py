@@ -8,7 +8,7 @@ import torch
 
 from everystep.capture.census import LiveCensus
 from everystep.core.census import Mode
-from everystep.recover.find import Found
+from everystep.recover.find import RestorePoint
 from everystep.recover.load import (
     add_groups,
     check_model,
@@ -22,7 +22,9 @@ from everystep.recover.pending import Pending
 from everystep.recover.upload import Uploads
 
 
-def check_point(found: Found, live: LiveCensus, path: Path, *, later_groups: bool = False) -> None:
+def check_point(
+    found: RestorePoint, live: LiveCensus, path: Path, *, later_groups: bool = False
+) -> None:
     """Refuse, before anything is changed, what is not the run's. `later_groups`: those that were added since
     go before it is loaded."""
     check_model(live.census, found, str(path))
@@ -30,7 +32,7 @@ def check_point(found: Found, live: LiveCensus, path: Path, *, later_groups: boo
     check_optimizers(found, live.keyed, live.tensors, ids, later_groups=later_groups)
 
 
-def give_back_groups(found: Found, live: LiveCensus, path: Path) -> bool:
+def give_back_groups(found: RestorePoint, live: LiveCensus, path: Path) -> bool:
     """Give optimizers the param groups that were added during the run, or refuse, before anything is changed,
     what is not the run's. True: there were some, and what belongs to them (a residual) may be new."""
     check_point(found, live, path)
@@ -38,7 +40,7 @@ def give_back_groups(found: Found, live: LiveCensus, path: Path) -> bool:
     return add_groups(found.census, live.keyed, live.tensors, ids)
 
 
-def load_point(found: Found, live: LiveCensus, path: Path, *, optimizers: bool) -> list[int]:
+def load_point(found: RestorePoint, live: LiveCensus, path: Path, *, optimizers: bool) -> list[int]:
     """Put a found point into live objects that have its param groups; returns the versions of the atoms."""
     check_model(live.census, found, str(path))
     ids = same_atoms(live.census, found.census)

@@ -121,7 +121,8 @@ class RankWatch:
             if atom not in self._ignored:
                 name = self._live.census.atoms[atom].name
                 new += [
-                    Disagreement(gathering.step, rank, name, slot) for rank in odd_ones(numbers)
+                    Disagreement(gathering.step, rank, name, slot)
+                    for rank in outlier_ranks(numbers)
                 ]
                 self._ignored.add(atom)  # it stays wrong, and is told once
         if new:
@@ -197,7 +198,7 @@ def _gather(reading: _Reading, group: Any) -> _Gathering:
     return _Gathering(reading.step, reading.keys, rows, work)
 
 
-def odd_ones(numbers: Sequence[int]) -> list[int | None]:
+def outlier_ranks(numbers: Sequence[int]) -> list[int | None]:
     """Ranks whose number is not the one that most of them have."""
     (usual, count), *_ = Counter(numbers).most_common()
     if 2 * count <= len(numbers):

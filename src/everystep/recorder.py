@@ -43,7 +43,7 @@ from everystep.lane.control import (
 )
 from everystep.lane.runtime import ShadowCard, read_card
 from everystep.options import Options
-from everystep.recover.find import Found
+from everystep.recover.find import RestorePoint
 from everystep.shadow.spawn import ShadowHandle
 from everystep.standing import Standing
 from everystep.starter import Started, Starter
@@ -104,7 +104,7 @@ class Recorder:
         self,
         live: LiveCensus,
         *,
-        found: Found | None = None,
+        found: RestorePoint | None = None,
         predecessor: ShadowCard | None = None,
         opening_rng: bytes | None = None,
     ) -> None:
@@ -114,7 +114,7 @@ class Recorder:
         self._connect(live, found, predecessor)
 
     def _connect(
-        self, live: LiveCensus, found: Found | None, predecessor: ShadowCard | None
+        self, live: LiveCensus, found: RestorePoint | None, predecessor: ShadowCard | None
     ) -> None:
         self._use(self._new_connection(live, found, predecessor), live)
         self.problem, self._failures = "", 0
@@ -124,7 +124,7 @@ class Recorder:
             self.tap.send_base()
 
     def _new_connection(
-        self, live: LiveCensus, found: Found | None, predecessor: ShadowCard | None
+        self, live: LiveCensus, found: RestorePoint | None, predecessor: ShadowCard | None
     ) -> Connection:
         return connect(
             self.path,
@@ -279,9 +279,9 @@ class Recorder:
         """The census or a slot's size is no longer right: a new shadow, the old one until it is based."""
         predecessor = self.card()
         if self.connection is not None and self.connection.shadow.alive:
-            epoch = self.ask(AskStatus(exact=True), 30).status.get("epoch")
-            if epoch:
-                self.standing.point = Point(epoch, self.step)
+            term = self.ask(AskStatus(exact=True), 30).status.get("term")
+            if term:
+                self.standing.point = Point(term, self.step)
             if predecessor is None:  # unless it takes over now, the one before it still speaks
                 refused = self.ask(AskRetire(unless_speaking=True), 30).error
                 predecessor = self.card() if refused else self.connection.predecessor

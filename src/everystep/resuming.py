@@ -21,9 +21,9 @@ from everystep.core.resume import nothing_found
 from everystep.errors import EverystepError, Fenced, NothingToRecover, ShadowLost
 from everystep.loading import check_point, give_back_groups, load_point
 from everystep.options import Options
-from everystep.recover.find import Found, find_newest, resumed_line
+from everystep.recover.find import RestorePoint, find_newest, resumed_line
 from everystep.recover.load import find_and_load, remove_later_groups
-from everystep.recover.meet import bring_newest, check_resume, point_here, shadow_of
+from everystep.recover.meet import check_resume, point_here, shadow_of, sync_newest
 from everystep.recover.script import NO_DIFFERENCE, check_override, compare_values, keep_values
 from everystep.sealed import Sealed
 from everystep.shadow.outlook import look_ahead
@@ -72,7 +72,7 @@ class Resumption:
         adopts = check_resume(self.path, shadow_of(self.path, folder), resume)
         if (bucket := self._options.bucket) is not None:
             log.info("tiers run=%s bucket=%s", self.path, bucket)
-            self._timed("fetch", bring_newest, self.path, bucket, folder, adopts=adopts)
+            self._timed("fetch", sync_newest, self.path, bucket, folder, adopts=adopts)
             check_resume(self.path, shadow_of(self.path, folder), resume)  # of what was there
         for _ in range(_CLAIMED_MEANWHILE_MAX):
             recorder.standing.look()
@@ -112,7 +112,7 @@ class Resumption:
         try:
             self._look_ahead(live, resumes=True)
             # a shadow's memory is handed on only if it describes exactly what is trained now
-            whole = found if found.holding and found.census.same_training(live.census) else None
+            whole = found if found.handle and found.census.same_training(live.census) else None
             self._timed(
                 "connect",
                 recorder.connect,
@@ -149,7 +149,7 @@ class Resumption:
             before = self.attach_seconds.get(phase, 0.0)
             self.attach_seconds[phase] = before + time.perf_counter() - began
 
-    def _load(self, live: LiveCensus, found: Found, *, resumes: bool = False) -> LiveCensus:
+    def _load(self, live: LiveCensus, found: RestorePoint, *, resumes: bool = False) -> LiveCensus:
         """Bring live objects to a found point; groups added during the run come back too."""
         recorder = self._recorder
         self._check(found)
@@ -172,7 +172,7 @@ class Resumption:
         self.resumed_from = found.source
         return self._timed("census", recorder.census)
 
-    def _check(self, found: Found) -> None:
+    def _check(self, found: RestorePoint) -> None:
         self._user_state.check(found.session.state)
         check_rng(found.session.rng)
 
@@ -199,7 +199,7 @@ class Resumption:
             recorder.step,
         )
 
-    def find(self, step: int) -> tuple[Found, LiveCensus]:
+    def find(self, step: int) -> tuple[RestorePoint, LiveCensus]:
         """A point to rewind to. Nothing live is changed, nor let go of, before it is known to fit."""
         found, _ = find_newest(self.path, None, step)
         if found is None:
@@ -212,7 +212,7 @@ class Resumption:
         check_point(found, live, self.path, later_groups=True)
         return found, live
 
-    def rewind(self, found: Found, live: LiveCensus) -> None:
+    def rewind(self, found: RestorePoint, live: LiveCensus) -> None:
         """Load what was found, and record from there. If that fails, nobody knows the state of training."""
         recorder = self._recorder
         with contextlib.suppress(ShadowLost):  # one that has died is handed nothing

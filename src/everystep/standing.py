@@ -11,7 +11,7 @@ from everystep.errors import StoreError
 from everystep.format.base import Point
 from everystep.lane.runtime import ShadowCard
 from everystep.store.home import known_run
-from everystep.store.layout import epoch_numbers
+from everystep.store.layout import term_numbers
 from everystep.store.runs import Known
 
 _HANDED_MAX = 8  # lives in a row in which nothing was claimed
@@ -40,11 +40,11 @@ class Standing:
         )
 
     def look(self) -> None:
-        """What is found in the run from here on is all there is; who claims an epoch later fences us."""
-        self._known = self._known._replace(epoch=max(epoch_numbers(self._run), default=0))
+        """What is found in the run from here on is all there is; who claims a term later fences us."""
+        self._known = self._known._replace(term=max(term_numbers(self._run), default=0))
 
     def follow(self, step: int) -> None:
-        """A shadow that died may have claimed an epoch and written to it: that goes on counting."""
+        """A shadow that died may have claimed a term and written to it: that goes on counting."""
         with contextlib.suppress(StoreError, OSError):  # whoever claims looks again
             self.point = self._known_at(step).place(self._run, self.point)
 
@@ -67,6 +67,6 @@ class Standing:
 
 
 def _handed_on(predecessor: ShadowCard) -> tuple[str, ...]:
-    """Attaches whose epoch may be the newest one there is, or lie on the way to it. A shadow that was asked
-    for its state before it had claimed an epoch may have one by now: those before it count all the same."""
+    """Attaches whose term may be the newest one there is, or lie on the way to it. A shadow that was asked
+    for its state before it had claimed a term may have one by now: those before it count all the same."""
     return predecessor.attaches[:_HANDED_MAX]

@@ -22,16 +22,16 @@ from everystep.store.layout import name_of
 from everystep.store.meter import Throttle
 from everystep.store.objects import Objects
 from everystep.store.ship import BaseShipper
-from everystep.store.tiers import bring
+from everystep.store.tiers import sync_from_bucket
 
 
 class Host:
     def __init__(self, run: Path, url: str, keep: int = 2) -> None:
-        """Attach: bring the newest here, claim an epoch."""
+        """Attach: bring the newest here, claim a term."""
         self.run, self.url = run, url
-        self.bucket_won = bring(run, url)
+        self.bucket_won = sync_from_bucket(run, url)
         self.writer = continue_run(run, keep)
-        self.shipper = BaseShipper(Bucket(url), run, self.writer.manifest.epoch, Throttle(0))
+        self.shipper = BaseShipper(Bucket(url), run, self.writer.manifest.term, Throttle(0))
 
     def commit(self, *steps: int) -> None:
         for step in steps:

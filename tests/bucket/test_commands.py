@@ -49,7 +49,7 @@ def test_commands_read_from_the_bucket(s3_url: str, tmp_path: Path, local_tiers:
     objects_in(url).put(weights, bytes(data))
     code, verified = command("verify", url)
     assert code == 1 and verified["valid_steps"] == [2]
-    objects_in(url).delete([f"epochs/000001/bases/{2:012d}/{ondisk.INDEX}"])
+    objects_in(url).delete([f"terms/000001/bases/{2:012d}/{ondisk.INDEX}"])
     code, verified = command("verify", url)
     assert code == 1 and verified["valid_steps"] == []
 

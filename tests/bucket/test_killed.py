@@ -21,7 +21,7 @@ from .hosts import Host, load, missing_in_bucket
 KILLS = int(os.environ.get("EVERYSTEP_BUCKET_KILLS", "5"))
 SEED = int(os.environ.get("EVERYSTEP_SEED", random.SystemRandom().randrange(1 << 30)))
 FETCH = "import sys; from pathlib import Path; from everystep.store.tiers import bring\n"
-FETCH += "print('begun', flush=True); bring(Path(sys.argv[1]), sys.argv[2])"
+FETCH += "print('begun', flush=True); sync_from_bucket(Path(sys.argv[1]), sys.argv[2])"
 
 
 class Watcher(threading.Thread):
@@ -85,7 +85,7 @@ def test_fetches_killed_at_random_instants(s3_url: str, tmp_path: Path) -> None:
     run = tmp_path / "b"
     for _ in range(KILLS):
         killed(["-c", FETCH, str(run), s3_url], "begun", draw.uniform(0.0, 0.3))
-        if (run / "everystep.json").exists() and (run / "epochs/000001/manifest.json").exists():
+        if (run / "everystep.json").exists() and (run / "terms/000001/manifest.json").exists():
             assert load(run) == 3, "it counts, so it is whole"
             shutil.rmtree(run)
     assert load(Host(run, s3_url).run) == 3

@@ -19,7 +19,7 @@ from everystep.store.bucket import Bucket
 from everystep.store.bucket_commits import commit_numbers, commit_path, read_newest
 from everystep.store.meter import Throttle
 from everystep.store.ship import BaseShipper
-from everystep.store.tiers import bring
+from everystep.store.tiers import sync_from_bucket
 from everystep.store.verify import verify_bucket
 
 from .hosts import Host, load, objects_in
@@ -99,22 +99,22 @@ def test_a_commit_of_a_newer_version_is_told(host: Host, bucket: Bucket, tmp_pat
     digest = xxhash.xxh3_128_hexdigest(head.encode() + b"\n" + body)
     bucket.put(commit_path(number + 1), f"everystep {head} {digest}\n".encode() + body)
     with pytest.raises(UnknownVersion, match="format version 2"):
-        bring(stale, bucket.url)
+        sync_from_bucket(stale, bucket.url)
 
 
 def test_commits_that_are_all_damaged_are_told(host: Host, bucket: Bucket) -> None:
     for number in commit_numbers(bucket):
         flip(bucket, commit_path(number))
     with pytest.raises(CorruptData, match="checksum") as caught:
-        bring(host.run, bucket.url)
+        sync_from_bucket(host.run, bucket.url)
     assert caught.value.hint
 
 
 @pytest.mark.parametrize(
     "lie",
     [
-        {"epoch": 7},
-        {"epoch": 0},
+        {"term": 7},
+        {"term": 0},
         {"token": "x" * 32},
         {"manifests": ()},
         {"manifests": "twice"},
@@ -170,7 +170,7 @@ def test_the_newest_base_is_damaged(host: Host, bucket: Bucket, tmp_path: Path) 
 
 
 def test_an_empty_part_of_a_log(host: Host, bucket: Bucket, tmp_path: Path) -> None:
-    folder = f"epochs/000001-{host.writer.manifest.token[:8]}/log/000001-000000000002.log"
+    folder = f"terms/000001-{host.writer.manifest.token[:8]}/log/000001-000000000002.log"
     for name in ("000000000000000", "000000000000000-000000000099"):
         bucket.put(f"{folder}/{name}", b"")
     assert load(Host(tmp_path / "b", bucket.url).run) == 2
@@ -179,16 +179,16 @@ def test_an_empty_part_of_a_log(host: Host, bucket: Bucket, tmp_path: Path) -> N
     assert bytes(bucket.read_part(f"{folder}/000000000000000", 0, 0)) == b""
 
 
-def test_something_else_lies_where_the_epochs_should(
+def test_something_else_lies_where_the_terms_should(
     host: Host, bucket: Bucket, tmp_path: Path
 ) -> None:
-    shutil.rmtree(tmp_path / "bucket" / "epochs")
-    (tmp_path / "bucket" / "epochs").write_bytes(b"x")
+    shutil.rmtree(tmp_path / "bucket" / "terms")
+    (tmp_path / "bucket" / "terms").write_bytes(b"x")
     for work in (
-        lambda: bring(tmp_path / "b", bucket.url),
+        lambda: sync_from_bucket(tmp_path / "b", bucket.url),
         lambda: BaseShipper(bucket, host.run, 1, Throttle(0)).turn(),
     ):
-        with pytest.raises(StoreError, match="epochs"):
+        with pytest.raises(StoreError, match="terms"):
             work()
 
 
@@ -199,12 +199,12 @@ def test_a_listing_follows_no_link(host: Host, bucket: Bucket, tmp_path: Path) -
     before = bucket.listing()
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "index.json").write_bytes(b"x")
-    (tmp_path / "bucket" / "epochs" / "000009-x").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "bucket" / "terms" / "000009-x").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "bucket" / "commits" / "000000000009.json").symlink_to(
         tmp_path / "elsewhere" / "index.json"
     )
     assert bucket.listing() == before
-    assert bucket.listing("epochs/000001") == {}
+    assert bucket.listing("terms/000001") == {}
     with pytest.raises(CorruptData, match="symbolic link"):
         bucket.read("commits/000000000009.json")
 

@@ -15,7 +15,7 @@ from faults.power import build, survivors
 from everystep.errors import EverystepError
 from everystep.store.bucket import PART_BYTES, Bucket
 from everystep.store.runs import read_lineage
-from everystep.store.tiers import bring
+from everystep.store.tiers import sync_from_bucket
 
 from .hosts import Host, load, missing_in_bucket
 
@@ -54,7 +54,7 @@ def wrong(url: str, step: int, folder: Path) -> Iterator[str]:
     try:
         if missing := missing_in_bucket(url, folder / "documents"):
             yield f"named and not there: {missing[0]}"
-        bring(folder / "run", url)
+        sync_from_bucket(folder / "run", url)
         there = (folder / "run").exists() and read_lineage(folder / "run").candidates
     except EverystepError as error:
         yield str(error)

@@ -16,12 +16,12 @@ from everystep.format.log import census_digest
 from everystep.recover.find import find_newest
 from everystep.store.bucket import Bucket
 from everystep.store.bucket_commits import read_newest
-from everystep.store.epoch import EpochWriter
 from everystep.store.log import LogWriter
 from everystep.store.meter import Throttle
 from everystep.store.ship import BaseShipper
 from everystep.store.ship_log import LogEnd, LogShipper
-from everystep.store.tiers import bring, take
+from everystep.store.term import TermWriter
+from everystep.store.tiers import sync_from_bucket, take
 
 LINE = dict.fromkeys(range(40), 0)
 KEEP = Rules(5)
@@ -32,11 +32,11 @@ class Trainer:
 
     def __init__(self, run: Path, url: str) -> None:
         self.run, self.url = run, url
-        bring(run, url)
+        sync_from_bucket(run, url)
         found = find_newest(run, None)[0] if (run / "everystep.json").exists() else None
-        self.writer = EpochWriter(run, found.point if found else None, KEEP)
+        self.writer = TermWriter(run, found.point if found else None, KEEP)
         manifest = self.writer.manifest
-        self.log = LogWriter(run, manifest.run_id, manifest.epoch, census_digest(CENSUS))
+        self.log = LogWriter(run, manifest.run_id, manifest.term, census_digest(CENSUS))
         self.end: LogEnd | None = None
 
     def base(self, *steps: int) -> None:
@@ -48,10 +48,10 @@ class Trainer:
         self.end = LogEnd(*self.log.end, last)
 
     def ship(self) -> None:
-        epoch = self.writer.manifest.epoch
-        BaseShipper(Bucket(self.url), self.run, epoch, Throttle(0)).turn()
+        term = self.writer.manifest.term
+        BaseShipper(Bucket(self.url), self.run, term, Throttle(0)).turn()
         if self.end is not None:
-            LogShipper(Bucket(self.url), self.run, epoch, Throttle(0)).turn(self.end)
+            LogShipper(Bucket(self.url), self.run, term, Throttle(0)).turn(self.end)
 
 
 @pytest.fixture
@@ -85,29 +85,29 @@ def test_a_rewind_is_not_undone_by_the_bucket(step: int, first: Trainer, tmp_pat
     assert newest(first.run).step == 25
     rewound(first.run, step)
     for _ in range(2):
-        assert not bring(first.run, first.url)
+        assert not sync_from_bucket(first.run, first.url)
         assert newest(first.run).step == step
     again = Trainer(first.run, first.url)  # claims, and dies before it has written anything
-    assert not bring(first.run, first.url) and newest(first.run).step == step
+    assert not sync_from_bucket(first.run, first.url) and newest(first.run).step == step
     again = Trainer(first.run, first.url)
     again.base(step + 1)
-    assert not bring(first.run, first.url) and newest(first.run).step == step + 1
+    assert not sync_from_bucket(first.run, first.url) and newest(first.run).step == step + 1
     again.ship()
-    assert not bring(first.run, first.url)
-    bring(tmp_path / "b", first.url)
+    assert not sync_from_bucket(first.run, first.url)
+    sync_from_bucket(tmp_path / "b", first.url)
     assert newest(tmp_path / "b").step == step + 1
 
 
 def test_who_has_seen_only_what_was_rewound_follows(first: Trainer, tmp_path: Path) -> None:
-    """Also when later epochs have been claimed since."""
+    """Also when later terms have been claimed since."""
     other = tmp_path / "b"
-    bring(other, first.url)
+    sync_from_bucket(other, first.url)
     rewound(first.run, 15)
     for step in (16, 17):
         again = Trainer(first.run, first.url)
         again.base(step)
         again.ship()
-    assert bring(other, first.url) and newest(other).step == 17
+    assert sync_from_bucket(other, first.url) and newest(other).step == 17
 
 
 def test_a_rewind_that_others_have_not_heard_of_asks(first: Trainer, tmp_path: Path) -> None:
@@ -117,15 +117,15 @@ def test_a_rewind_that_others_have_not_heard_of_asks(first: Trainer, tmp_path: P
     other.base(26)
     other.ship()
     for _ in range(2):
-        with pytest.raises(UsageError, match=r"directory to step 15 in epoch 2.*to step 26"):
-            bring(first.run, first.url)
+        with pytest.raises(UsageError, match=r"directory to step 15 in term 2.*to step 26"):
+            sync_from_bucket(first.run, first.url)
         assert newest(first.run).step == 15
     take(first.run, first.url, "directory")
-    assert newest(first.run).step == 15 and not bring(first.run, first.url)
+    assert newest(first.run).step == 15 and not sync_from_bucket(first.run, first.url)
     again = Trainer(first.run, first.url)
     again.base(16)
     again.ship()
-    assert bring(other.run, other.url) and newest(other.run).step == 16, "it was decided"
+    assert sync_from_bucket(other.run, other.url) and newest(other.run).step == 16, "it was decided"
 
 
 def test_the_bucket_has_more_than_the_rewind_knew(first: Trainer) -> None:
@@ -137,7 +137,7 @@ def test_the_bucket_has_more_than_the_rewind_knew(first: Trainer) -> None:
     os.truncate(segment, size)
     rewound(first.run, 15)
     with pytest.raises(UsageError, match="each on its own"):
-        bring(first.run, first.url)
+        sync_from_bucket(first.run, first.url)
     assert newest(first.run).step == 15
 
 
@@ -150,5 +150,5 @@ def test_a_decision_is_told_in_every_later_commit(first: Trainer) -> None:
         again.ship()
     commit = read_newest(Bucket(first.url))
     assert commit is not None
-    ours = next(m for m in commit.manifests if m.epoch == commit.epoch)
+    ours = next(m for m in commit.manifests if m.term == commit.term)
     assert [(line.token, line.step) for line in ours.over] == [(token, 25)]

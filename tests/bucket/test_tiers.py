@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from everystep.cli.app import app
 from everystep.core.census import Atom, Census
-from everystep.core.tiers import EpochMark, Passed, Tier, newer_tier
+from everystep.core.tiers import Passed, TermMark, Tier, newer_tier
 from everystep.errors import CorruptData, Fenced, NotARun, StoreError, UsageError
 from everystep.format.base import Point, SessionValues
 from everystep.format.log import LoggedRecord, census_digest
@@ -36,7 +36,7 @@ from everystep.store.runs import read_lineage
 from everystep.store.ship import BaseShipper
 from everystep.store.ship_log import LogEnd, LogShipper
 from everystep.store.tags import read_tags, remove_tag, set_tag
-from everystep.store.tiers import bring, local_dir, locate
+from everystep.store.tiers import local_dir, locate, sync_from_bucket
 from everystep.store.verify import verify_bucket, verify_run
 
 from .hosts import Host, bases_in_bucket, files_of, load, missing_in_bucket, objects_in
@@ -115,7 +115,7 @@ def test_a_damaged_tag_does_not_stop_shipping(url: str, tmp_path: Path) -> None:
     ondisk.tag_path(host.run, "best").write_bytes(b"nothing of the kind")
     host.writer.commit(snapshot(2))
     host.ship()
-    again = BaseShipper(Bucket(url), host.run, host.writer.manifest.epoch, Throttle(0))
+    again = BaseShipper(Bucket(url), host.run, host.writer.manifest.term, Throttle(0))
     host.writer.commit(snapshot(3))
     again.turn()  # one that has committed nothing itself yet
     other = Host(tmp_path / "b", url)
@@ -155,7 +155,7 @@ def test_a_zombie_is_fenced(url: str, tmp_path: Path) -> None:
     owner = Host(tmp_path / "b", url)
     owner.ship()
     zombie.commit(9)
-    with pytest.raises(Fenced, match="another epoch owns it"):
+    with pytest.raises(Fenced, match="another term owns it"):
         zombie.ship()
     owner.commit(2)
     owner.ship()
@@ -186,12 +186,12 @@ def test_commits_whose_answers_were_lost_are_our_own(
         assert missing_in_bucket(url, tmp_path / f"documents{step}") == []
 
 
-def test_two_writers_race_for_an_epoch(url: str, tmp_path: Path) -> None:
+def test_two_writers_race_for_a_term(url: str, tmp_path: Path) -> None:
     first = Host(tmp_path / "a", url)
     first.commit(1)
     first.ship()
     racers = [Host(tmp_path / name, url) for name in "bcde"]
-    assert {racer.writer.manifest.epoch for racer in racers} == {2}
+    assert {racer.writer.manifest.term for racer in racers} == {2}
 
     def claim(racer: Host) -> bool:
         try:
@@ -210,7 +210,7 @@ def test_two_writers_race_for_an_epoch(url: str, tmp_path: Path) -> None:
     assert load(Host(tmp_path / "f", url).run) == winner
     loser = racers[won.index(False)]
     with pytest.raises(UsageError, match="each on its own"):
-        bring(loser.run, url)
+        sync_from_bucket(loser.run, url)
 
 
 def test_an_older_directory_is_brought_up(url: str, tmp_path: Path) -> None:
@@ -238,7 +238,7 @@ def diverge(url: str, tmp_path: Path, *, by_log: bool) -> Path:
     other.ship()
     if by_log:
         log = LogWriter(
-            old.run, old.writer.manifest.run_id, old.writer.manifest.epoch, census_digest(CENSUS)
+            old.run, old.writer.manifest.run_id, old.writer.manifest.term, census_digest(CENSUS)
         )
         log.append([LoggedRecord(3, 2, memoryview(b"a record"))])
         log.close()
@@ -253,7 +253,7 @@ def test_of_two_lines_none_is_chosen_in_silence(
 ) -> None:
     run = diverge(url, tmp_path, by_log=by_log)
     before = listing(run)
-    found = f"the directory to step {3 if by_log else 9} in epoch 1, the bucket at least to step 4 in epoch 2"
+    found = f"the directory to step {3 if by_log else 9} in term 1, the bucket at least to step 4 in term 2"
     for _ in range(2):
         with pytest.raises(UsageError, match="each on its own") as caught:
             Host(run, url)
@@ -301,7 +301,7 @@ def test_a_decision_needs_two_tiers(url: str, tmp_path: Path) -> None:
         assert code == 2 and said in told["error"], told
 
 
-def test_an_epoch_that_holds_nothing_hides_nothing(url: str, tmp_path: Path) -> None:
+def test_a_term_that_holds_nothing_hides_nothing(url: str, tmp_path: Path) -> None:
     first = Host(tmp_path / "a", url)
     first.commit(1)
     first.ship()
@@ -340,10 +340,10 @@ def test_a_broken_directory_is_healed(damage: str, tmp_path: Path) -> None:
         (tmp_path / "then").rename(run)
     else:
         names = {"file": base / ondisk.WEIGHTS, "index": base / ondisk.INDEX}
-        names["manifest"] = ondisk.epoch_dir(run, 1) / ondisk.MANIFEST
+        names["manifest"] = ondisk.term_dir(run, 1) / ondisk.MANIFEST
         names["run"] = run / ondisk.RUN_DOCUMENT
         names[damage].unlink()
-    bring(run, url)
+    sync_from_bucket(run, url)
     assert load(run) == 3
     assert verify_run(run).problems == []
 
@@ -352,12 +352,12 @@ def test_a_damaged_object_is_never_loaded(url: str, tmp_path: Path) -> None:
     host = Host(tmp_path / "a", url)
     host.commit(1)
     host.ship()
-    path = next(p for p in Bucket(url).listing("epochs") if p.endswith(ondisk.WEIGHTS))
+    path = next(p for p in Bucket(url).listing("terms") if p.endswith(ondisk.WEIGHTS))
     data = bytearray(Bucket(url).read(path) or b"")
     data[len(data) // 2] ^= 1
     Bucket(url).put(path, bytes(data))
     with pytest.raises(CorruptData, match="checksum"):
-        bring(tmp_path / "b", url)
+        sync_from_bucket(tmp_path / "b", url)
     with pytest.raises(NotARun):
         read_lineage(tmp_path / "b")
     assert not list((tmp_path / "b").rglob(f"*{ondisk.WEIGHTS}*")), "half a file was left behind"
@@ -386,7 +386,7 @@ def test_a_bucket_of_another_run_is_refused(url: str, tmp_path: Path) -> None:
         stranger.ship()
     assert "holds run" in str(caught.value)
     with pytest.raises(UsageError, match="a prefix of its own"):
-        bring(stranger.run, url)
+        sync_from_bucket(stranger.run, url)
 
 
 def test_a_bucket_that_cannot_be_reached(proxy: Proxy, s3_url: str, tmp_path: Path) -> None:
@@ -396,7 +396,9 @@ def test_a_bucket_that_cannot_be_reached(proxy: Proxy, s3_url: str, tmp_path: Pa
     proxy.refuses = True
     assert load(Host(host.run, s3_url).run) == 1, "the directory is enough"
     with pytest.raises(StoreError, match="503"):
-        bring(tmp_path / "b", s3_url)  # whether there is something to resume is not known
+        sync_from_bucket(
+            tmp_path / "b", s3_url
+        )  # whether there is something to resume is not known
 
 
 def records(first: int, last: int) -> list[LoggedRecord]:
@@ -413,16 +415,16 @@ def test_the_log_is_shipped_as_it_grows(url: str, tmp_path: Path) -> None:
     for step in (2, 4, 6):
         writer.append(records(step, step + 1))
         shipper.turn(LogEnd(*writer.end, step + 1))
-        bring(tmp_path / f"at{step}", url)
+        sync_from_bucket(tmp_path / f"at{step}", url)
         assert logged(tmp_path / f"at{step}") == step + 1
     synced = LogEnd(*writer.end, 7)
     writer.append(records(8, 8))  # not said to be synced: it may still change
     shipper.turn(synced)
-    bring(tmp_path / "b", url)
+    sync_from_bucket(tmp_path / "b", url)
     assert logged(tmp_path / "b") == 7
     segment = ondisk.segments(host.run, 1)[0]
     segment.write_bytes(segment.read_bytes()[:5000])
-    bring(host.run, url)
+    sync_from_bucket(host.run, url)
     assert logged(host.run) == 7, "a torn segment is healed"
     host.commit(8, 9, 10)
     writer.close()
@@ -451,7 +453,7 @@ def test_a_healthy_segment_is_never_replaced(url: str, tmp_path: Path) -> None:
     with ondisk.segments(host.run, 1)[0].open("ab") as torn:
         torn.write(b"half a record" * 10)
     before = ondisk.segments(host.run, 1)[0].stat().st_ino
-    bring(host.run, url)
+    sync_from_bucket(host.run, url)
     assert ondisk.segments(host.run, 1)[0].stat().st_ino == before
 
 
@@ -471,7 +473,7 @@ def test_the_writer_goes_on_while_somebody_fetches(
         return read_part(self, path, start, end)
 
     monkeypatch.setattr(Bucket, "read_part", late)
-    assert bring(tmp_path / "b", url)
+    assert sync_from_bucket(tmp_path / "b", url)
     assert load(tmp_path / "b") == 3
 
 
@@ -522,8 +524,8 @@ def test_what_is_sent_keeps_below_a_rate() -> None:
 
 
 def test_which_tier_is_newer() -> None:
-    a, b, x = (EpochMark(token, 5) for token in "abx")
-    later, further, none = EpochMark("b", 6), EpochMark("a", 7), EpochMark("n", -1)
+    a, b, x = (TermMark(token, 5) for token in "abx")
+    later, further, none = TermMark("b", 6), TermMark("a", 7), TermMark("n", -1)
     back = {"a": [Passed(3, 5)]}
     cases: list[tuple[Tier, Tier, str]] = [
         (Tier({}), Tier({}), "local"),
@@ -550,7 +552,7 @@ def test_which_tier_is_newer() -> None:
             "neither",
         ),  # it went on since
         (Tier({1: further, 2: x}), Tier({1: a, 2: b}, over={"x": [Passed(-2, 5)]}), "bucket"),
-        # an epoch that the newest goes on from is lost here
+        # a term that the newest goes on from is lost here
         (
             Tier({1: a, 3: none}, {2: 7, 1: 5}),
             Tier({1: a, 2: later, 3: none}, {2: 6, 1: 5}),

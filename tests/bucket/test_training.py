@@ -171,7 +171,7 @@ def test_a_bucket_that_stays_away_is_said_at_close(
     with everystep.attach(again.model, again.optimizer, run=tmp_path / "run", bucket=s3_url) as run:
         assert run.step == 3
     fresh = build()
-    assert everystep.restore(s3_url, fresh.model, fresh.optimizer) == 3, "the next epoch ships it"
+    assert everystep.restore(s3_url, fresh.model, fresh.optimizer) == 3, "the next term ships it"
 
 
 def test_a_trainer_elsewhere_fences_this_one(s3_url: str, tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_a_trainer_elsewhere_fences_this_one(s3_url: str, tmp_path: Path) -> Non
     here.seal()
     here.flush()
     until(lambda: here.status()["bucket"]["fenced"], here.status)
-    assert "another epoch owns it" in here.status()["problem"]
+    assert "another term owns it" in here.status()["problem"]
     with pytest.warns(UserWarning, match="owns it"):
         here.close()
     fresh = build()

@@ -20,18 +20,18 @@ from everystep.cli.rewind import rewind_to
 from everystep.core.retention import Rules
 from everystep.errors import EverystepError, Fenced, UsageError
 from everystep.format.log import census_digest
-from everystep.recover.find import Found, find_newest
+from everystep.recover.find import RestorePoint, find_newest
 from everystep.store import layout
 from everystep.store.bucket import Bucket
 from everystep.store.bucket_commits import commit_numbers, commit_path, read_newest
-from everystep.store.epoch import EpochWriter
 from everystep.store.log import LogWriter
 from everystep.store.meter import Throttle
 from everystep.store.reach import reachable
 from everystep.store.runs import read_lineage, read_manifest
 from everystep.store.ship import BaseShipper
 from everystep.store.ship_log import LogEnd, LogShipper
-from everystep.store.tiers import bring, take
+from everystep.store.term import TermWriter
+from everystep.store.tiers import sync_from_bucket, take
 
 INTERLEAVINGS = int(os.environ.get("EVERYSTEP_INTERLEAVINGS", "24"))
 OPERATIONS = 30
@@ -60,7 +60,7 @@ class World:
             return {}
         return self._line(found)
 
-    def _line(self, found: Found | None) -> Line:
+    def _line(self, found: RestorePoint | None) -> Line:
         if found is None:
             return {}
         step, branch = numbers_in(found.session.rng)
@@ -75,7 +75,7 @@ class World:
         if read_newest(Bucket(self.url)) is None:
             return {}
         with tempfile.TemporaryDirectory(dir=self.folder) as aside:
-            bring(Path(aside, "run"), self.url)
+            sync_from_bucket(Path(aside, "run"), self.url)
             return self.line_of(Path(aside, "run"))
 
 
@@ -89,7 +89,7 @@ class Host:
         self.bases: list[int] = []  # of the line, oldest first
         self.rewound: set[tuple[int, int]] = set()  # steps, and has not shipped since
         self.heard = False  # the bucket has, as somebody decided for this directory
-        self.writer: EpochWriter | None = None
+        self.writer: TermWriter | None = None
         self.keep = world.chance.choice([1, 2, 3])
 
     def attach(self) -> None:
@@ -104,7 +104,7 @@ class Host:
             f"the bucket has lost steps: it brings back {_end(theirs)}, shipped was {_end(counts)}"
         )
         try:
-            bring(self.run, self.world.url)
+            sync_from_bucket(self.run, self.world.url)
         except UsageError as error:
             assert "each on its own" in str(error), error
             goes_on = _holds(mine, theirs) and not self._is_elsewhere()
@@ -127,7 +127,7 @@ class Host:
         """Whether the bucket belongs to a writer that this directory has not heard of."""
         commit = read_newest(Bucket(self.world.url))
         assert commit is not None
-        manifest = read_manifest(self.run, commit.epoch)
+        manifest = read_manifest(self.run, commit.term)
         return manifest is None or manifest.token != commit.token
 
     def _decide(self, mine: Line, theirs: Line) -> None:
@@ -156,14 +156,14 @@ class Host:
         lineage = read_lineage(self.run) if self.line else None
         self.bases = sorted(c.entry.step for c in lineage.candidates) if lineage else []
         found = find_newest(self.run, None)[0] if self.line else None
-        self.writer = EpochWriter(self.run, found.point if found else None, Rules(self.keep))
+        self.writer = TermWriter(self.run, found.point if found else None, Rules(self.keep))
         manifest = self.writer.manifest
         digest = census_digest(CENSUS)
-        self.log = LogWriter(self.run, manifest.run_id, manifest.epoch, digest)
+        self.log = LogWriter(self.run, manifest.run_id, manifest.term, digest)
         self.based = self.logged = max(self.line) if self.line else -1
         bucket = Bucket(world.url)
-        self.shipper = BaseShipper(bucket, self.run, manifest.epoch, Throttle(0))
-        self.log_shipper = LogShipper(bucket, self.run, manifest.epoch, Throttle(0))
+        self.shipper = BaseShipper(bucket, self.run, manifest.term, Throttle(0))
+        self.log_shipper = LogShipper(bucket, self.run, manifest.term, Throttle(0))
         self.end: LogEnd | None = None
 
     def train(self) -> None:
@@ -272,8 +272,8 @@ def test_steps_that_are_lost_are_found(
 
     def loses(host: Host) -> None:
         if which == "directory":
-            for number in layout.epoch_numbers(host.run)[:1]:
-                shutil.rmtree(layout.epoch_dir(host.run, number))
+            for number in layout.term_numbers(host.run)[:1]:
+                shutil.rmtree(layout.term_dir(host.run, number))
         else:
             numbers = commit_numbers(Bucket(host.world.url))
             Bucket(host.world.url).delete(map(commit_path, numbers[:1]))

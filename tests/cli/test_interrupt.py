@@ -22,8 +22,8 @@ from everystep.core.retention import Rules
 from everystep.format.base import CHUNK_BYTES, StoredFile
 from everystep.format.document import pack_document
 from everystep.store.bases import read_index
-from everystep.store.epoch import EpochWriter
 from everystep.store.runs import newest_manifest, read_lineage, write_manifest
+from everystep.store.term import TermWriter
 
 CTRL_C = "\x03"
 HUGE_BYTES = 256 << 30  # nobody reads that in the time a test has
@@ -31,7 +31,7 @@ HUGE_BYTES = 256 << 30  # nobody reads that in the time a test has
 
 def store_with_a_huge_file(run: Path) -> None:
     """A base that names one sparse file more: every chunk of it is right, and reading them takes minutes."""
-    EpochWriter(run, None, Rules()).commit(snapshot(1, SMALL))
+    TermWriter(run, None, Rules()).commit(snapshot(1, SMALL))
     (candidate,) = read_lineage(run).candidates
     index = read_index(run, candidate)
     folder, other = ondisk.base_dir(run, 1, 1), ondisk.base_dir(run, 1, 2)
@@ -108,7 +108,7 @@ def folder_with(name: str) -> Callable[[Path], bool]:
 @pytest.mark.parametrize(
     ("words", "begun"),
     [
-        (("bench", "verify", "--gigabytes", "2"), folder_with("everystep-bench-*/run/epochs/*")),
+        (("bench", "verify", "--gigabytes", "2"), folder_with("everystep-bench-*/run/terms/*")),
         (("demo",), folder_with("everystep-demo-*/runtime/*/shadow.json")),
     ],
 )

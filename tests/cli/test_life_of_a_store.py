@@ -184,7 +184,7 @@ def test_prune_killed_in_the_middle_is_done_by_the_next(
     assert steps(path)[-1] == 3 and command("verify", path)[1]["ok"]
     assert subprocess.run(words, capture_output=True, check=False).returncode == 0
     assert steps(path) == [3]
-    assert unreferenced(path, everystep.open_run(path).bases, ondisk.epoch_numbers(path)[0]) == []
+    assert unreferenced(path, everystep.open_run(path).bases, ondisk.term_numbers(path)[0]) == []
     assert command("verify", path)[1]["ok"] and everystep.restore(path, *build(9)) == 3
 
 

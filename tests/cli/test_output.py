@@ -127,7 +127,7 @@ def test_in_a_pipe_one_row_is_one_line(run: Path, verb: str) -> None:
 def test_the_document_goes_to_a_file_too(run: Path, tmp_path: Path) -> None:
     file = tmp_path / "found.json"
     done = CliRunner().invoke(app, ["ls", str(run), "-o", str(file)], catch_exceptions=False)
-    assert done.exit_code == 0 and "epoch" in done.stdout
+    assert done.exit_code == 0 and "term" in done.stdout
     both = CliRunner().invoke(app, ["ls", str(run), "--json"], catch_exceptions=False)
     assert json.loads(file.read_bytes()) == json.loads(both.stdout)
 

@@ -18,7 +18,7 @@ import pytest
 
 import everystep
 from everystep.lane.runtime import runtime_dir
-from everystep.recover.find import Found, find_newest
+from everystep.recover.find import RestorePoint, find_newest
 
 from .jobs import Job, read_journal
 from .nursery import Nursery
@@ -93,7 +93,7 @@ def test_shadow_that_dies_while_it_is_asked(
         "last words",
     )
     os.kill(pid, signal.SIGSTOP)
-    answers: list[Found | None] = []
+    answers: list[RestorePoint | None] = []
     folder = runtime_dir(str(run))
     asker = threading.Thread(
         target=lambda: answers.append(find_newest(run, folder)[0]), daemon=True

@@ -1,7 +1,7 @@
-"""A writer killed at every named point of a commit, zombies of older epochs, racing claims.
+"""A writer killed at every named point of a commit, zombies of older terms, racing claims.
 
 Whatever happens, the newest base that counts loads bit for bit, nothing acknowledged is lost, and the
-next epoch goes on.
+next term goes on.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from everystep.core.retention import Rules
 from everystep.errors import Fenced, StoreError
 from everystep.format.log import census_digest
 from everystep.recover.find import find_newest
-from everystep.store import epoch as epoch_module
 from everystep.store import once, runs
+from everystep.store import term as term_module
 from everystep.store.commit import CRASH_POINTS, LOG_CRASH_POINTS
-from everystep.store.epoch import EpochWriter
 from everystep.store.files import RunPath
 from everystep.store.log_reader import read_log
 from everystep.store.runs import Lineage, Point, create_run, read_lineage, read_run
+from everystep.store.term import TermWriter
 from everystep.store.verify import verify_run
 
 from .writer import CENSUS, SIZES, content, continue_run, snapshot, version_of
@@ -59,7 +59,7 @@ def load(run: Path) -> int:
 
 
 def check_goes_on(run: Path, keep: int, step: int) -> None:
-    """The next epoch writes on top of whatever the dead one left, and everything verifies."""
+    """The next term writes on top of whatever the dead one left, and everything verifies."""
     code, durable = write(run, keep, step + 1, step + 3, "none")
     assert code == 0 and durable == step + 3 == load(run)
     report = verify_run(run)
@@ -107,7 +107,7 @@ from everystep.store import layout
 from everystep.format.log import LoggedRecord
 from everystep.store.log import LogWriter
 run = Path(sys.argv[1])
-os.makedirs(layout.epoch_dir(run, 1))
+os.makedirs(layout.term_dir(run, 1))
 writer = LogWriter(run, "ab" * 16, 1, int(sys.argv[3]))
 for step in (1, 3, 5):
     if step == 5:
@@ -131,14 +131,14 @@ def test_killed_while_the_log_is_written(point: str, tmp_path: Path) -> None:
 
 def test_zombie_commits_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = tmp_path / "run"
-    zombie = EpochWriter(run, None, Rules(2))
+    zombie = TermWriter(run, None, Rules(2))
     zombie.commit(snapshot(1))
     owner = continue_run(run, 2)
-    with pytest.raises(Fenced, match="epoch 2 owns the run"):
+    with pytest.raises(Fenced, match="term 2 owns the run"):
         zombie.commit(snapshot(5))
     assert load(run) == 1
     owner.commit(snapshot(2))
-    monkeypatch.setattr(epoch_module, "check_fence", lambda *_: None)
+    monkeypatch.setattr(term_module, "check_fence", lambda *_: None)
     zombie.commit(snapshot(9))  # as if it had passed the check just before the new claim
     assert load(run) == 2
     assert all(c.point != Point(1, 9) for c in read_lineage(run).candidates)
@@ -148,17 +148,17 @@ def test_zombie_commits_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_zombie_stays_out_when_a_manifest_is_lost(tmp_path: Path) -> None:
-    """Epochs 1 <- 2 <- 3, and 1 went on as a zombie: losing 2's manifest must not let it in."""
+    """Terms 1 <- 2 <- 3, and 1 went on as a zombie: losing 2's manifest must not let it in."""
     run = tmp_path / "run"
-    first = EpochWriter(run, None, Rules(5))
+    first = TermWriter(run, None, Rules(5))
     first.commit(snapshot(1))
     first.commit(snapshot(8))
-    second = EpochWriter(
+    second = TermWriter(
         run, Point(1, Rules(1)), 5
     )  # rewound to step 1: the base at 8 no longer counts
     second.commit(snapshot(10))
-    EpochWriter(run, Point(2, 10), Rules(5))
-    (run / "epochs/000002/manifest.json").write_bytes(b"torn")
+    TermWriter(run, Point(2, 10), Rules(5))
+    (run / "terms/000002/manifest.json").write_bytes(b"torn")
     assert Point(1, 8) not in [c.point for c in read_lineage(run).candidates]
 
 
@@ -168,7 +168,7 @@ def test_a_damaged_older_base_does_not_stop_the_writer(tmp_path: Path) -> None:
     for step in (1, 2):
         writer.commit(snapshot(step))
         writer.retain()
-    index = run / "epochs/000001/bases/000000000002/index.json"
+    index = run / "terms/000001/bases/000000000002/index.json"
     index.write_bytes(index.read_bytes()[:-1])
     for step in (3, 4, 5):
         assert writer.commit(snapshot(step)).step == step
@@ -190,12 +190,12 @@ def test_racing_claims_get_different_numbers(refusal: int, tmp_path: Path) -> No
     """Also where hard links are refused."""
     run = tmp_path / "run"
     code = (REFUSE_LINKS.format(refusal) if refusal else "") + (
-        "import sys, time; from pathlib import Path; from everystep.store.runs import claim_epoch\n"
+        "import sys, time; from pathlib import Path; from everystep.store.runs import claim_term\n"
         "run, go = Path(sys.argv[1]), Path(sys.argv[2])\n"
         "while not go.exists(): time.sleep(0.001)\n"
         "for _ in range(10):\n"
-        "    manifest = claim_epoch(run, None)\n"
-        "    print(manifest.epoch, manifest.run_id)\n"
+        "    manifest = claim_term(run, None)\n"
+        "    print(manifest.term, manifest.run_id)\n"
     )
     go = tmp_path / "go"
     words = [sys.executable, "-c", code, str(run), str(go)]

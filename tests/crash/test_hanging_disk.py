@@ -14,7 +14,7 @@ from .processes import wait_until
 
 HANGING = """
 import os, time
-from everystep.shadow import persist
+from everystep.shadow import base_writer as writing
 
 def hanging(right):
     def call(*args, **options):
@@ -23,8 +23,8 @@ def hanging(right):
         return right(*args, **options)
     return call
 
-persist.what_is_lost = hanging(persist.what_is_lost)
-persist.EpochWriter = hanging(persist.EpochWriter)
+writing.what_is_lost = hanging(writing.what_is_lost)
+writing.TermWriter = hanging(writing.TermWriter)
 """
 
 

@@ -126,8 +126,8 @@ FAILING = """
 import os
 from everystep.errors import StoreError
 from everystep.shadow import process
-from everystep.store import epoch
-right, keep_cadence = epoch.write_base, process.Shadow._keep_cadence
+from everystep.store import term
+right, keep_cadence = term.write_base, process.Shadow._keep_cadence
 
 def write_base(*args):
     if os.path.exists({file!r}):
@@ -139,7 +139,7 @@ def failing(self):
     if os.path.exists({file!r}):
         raise ValueError("a fault of ours")
 
-epoch.write_base, process.Shadow._keep_cadence = write_base, failing
+term.write_base, process.Shadow._keep_cadence = write_base, failing
 """
 
 

@@ -1,4 +1,4 @@
-"""Which epoch a run goes on behind when shadows claim late: before, while, and after training goes back, and
+"""Which term a run goes on behind when shadows claim late: before, while, and after training goes back, and
 when one hands its state on before it could claim at all."""
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 import everystep
-from everystep.store.layout import epoch_numbers
+from everystep.store.layout import term_numbers
 from everystep.store.runs import read_lineage, read_manifest
 
 from .jobs import Job
 from .processes import shadows, wait_until
 
-# a shadow cannot make the folder of an epoch as long as a file says so
+# a shadow cannot make the folder of a term as long as a file says so
 _REFUSES = """
 import os
 plain = os.mkdir
@@ -31,7 +31,7 @@ os.mkdir = mkdir
 
 
 def counting(run: Path) -> list[tuple[int, int]]:
-    return [(c.epoch, c.entry.step) for c in read_lineage(run).candidates]
+    return [(c.term, c.entry.step) for c in read_lineage(run).candidates]
 
 
 def trained(run: everystep.Run, job: Job, to: int) -> None:
@@ -44,18 +44,18 @@ def trained(run: everystep.Run, job: Job, to: int) -> None:
 
 
 def claimed(run: Path, pid: int) -> None:
-    """A shadow claims its epoch when it can."""
+    """A shadow claims its term when it can."""
 
     def has() -> bool:
-        manifests = [read_manifest(run, number) for number in epoch_numbers(run)]
+        manifests = [read_manifest(run, number) for number in term_numbers(run)]
         return any(manifest is not None and manifest.pid == pid for manifest in manifests)
 
-    wait_until(has, f"the epoch of {pid}")
+    wait_until(has, f"the term of {pid}")
 
 
 @pytest.mark.parametrize(("first", "second"), [(3, 6), (6, 3)])
 def test_back_and_back_again(first: int, second: int, runtime: Path, tmp_path: Path) -> None:
-    """The shadow of the first claims its epoch while training goes on behind the second."""
+    """The shadow of the first claims its term while training goes on behind the second."""
     path, job = tmp_path / "run", Job("adamw")
     run = everystep.attach(
         job.model, job.optimizer, run=path, state=job.state, durable_every=1, keep_last=50
@@ -67,7 +67,7 @@ def test_back_and_back_again(first: int, second: int, runtime: Path, tmp_path: P
     assert counting(path) == [(1, step) for step in range(second, -1, -1)]
 
     trained(run, job, 9)
-    ours = epoch_numbers(path)[0]
+    ours = term_numbers(path)[0]
     os.kill(run.status()["pid"], signal.SIGKILL)
     assert run.flush() == 9
     claimed(path, run.status()["pid"])
@@ -97,7 +97,7 @@ for step in run.steps(100):
 def test_steps_that_were_gone_back_from_do_not_count_again(
     runtime: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A shadow that could not claim hands its state on. It came from a step of an epoch whose later steps
+    """A shadow that could not claim hands its state on. It came from a step of a term whose later steps
     were left: those are no part of its line, although its own step has the number of one."""
     path, block, job = tmp_path / "run", tmp_path / "block", Job("adamw")
     options = {"run": path, "state": job.state, "keep_last": 50}

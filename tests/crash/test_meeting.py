@@ -27,7 +27,7 @@ from everystep.lane.runtime import ShadowCard, read_card, runtime_dir, write_car
 from everystep.recover import find
 from everystep.recover.meet import shadow_of
 from everystep.standing import Standing
-from everystep.store.runs import Known, claim_epoch, create_run, write_manifest
+from everystep.store.runs import Known, claim_term, create_run, write_manifest
 
 from .jobs import Job, read_journal
 from .nursery import Nursery
@@ -146,10 +146,10 @@ def test_a_moved_directory_finds_its_shadow(
 def test_a_shadow_that_has_claimed_nothing_yet_is_found_after_a_move(
     served: tuple[str, ...], found: bool, tmp_path: Path
 ) -> None:
-    """The run was moved when it had taken over and not claimed its epoch yet: from then on it cannot. The
+    """The run was moved when it had taken over and not claimed its term yet: from then on it cannot. The
     newest manifest is still that of the attach whose state it was handed."""
     run, moved = tmp_path / "run", tmp_path / "moved"
-    manifest = claim_epoch(run, None, known=Known(0, ("old",)))
+    manifest = claim_term(run, None, known=Known(0, ("old",)))
     card = ShadowCard(
         os.getpid(),
         process_start(os.getpid()),
@@ -164,9 +164,9 @@ def test_a_shadow_that_has_claimed_nothing_yet_is_found_after_a_move(
 
 @pytest.mark.parametrize("host", [socket.gethostname(), "elsewhere"])
 def test_a_run_that_was_written_elsewhere_has_no_shadow_here(host: str, tmp_path: Path) -> None:
-    """A shadow here speaks for a run of this id, too; but the newest epoch is another host's."""
+    """A shadow here speaks for a run of this id, too; but the newest term is another host's."""
     run, moved = tmp_path / "run", tmp_path / "moved"
-    manifest = claim_epoch(run, None, known=Known(0, ("old",)))
+    manifest = claim_term(run, None, known=Known(0, ("old",)))
     write_manifest(run, msgspec.structs.replace(manifest, host=host))
     card = ShadowCard(
         os.getpid(),
@@ -182,7 +182,7 @@ def test_a_run_that_was_written_elsewhere_has_no_shadow_here(host: str, tmp_path
 
 
 def test_a_shadow_is_told_whose_state_it_is_handed(tmp_path: Path) -> None:
-    """It may claim its epoch behind those of them, after it has answered."""
+    """It may claim its term behind those of them, after it has answered."""
     before = ShadowCard(1, 1, attaches=("older", "old"))
     own, *handed = Standing(tmp_path / "run").at(3, before).known.attaches
     assert handed == ["older", "old"] and own not in handed
@@ -278,7 +278,7 @@ def test_a_fenced_shadow_goes_with_its_trainer(
     run, journal = tmp_path / "run", tmp_path / "journal"
     trainer = begin(nursery, journal, run, idle_exit="1h")
     wait_until(lambda: status(run)["durable_step"] is not None, "a base")
-    claim_epoch(run, None)
+    claim_term(run, None)
     kill(nursery, trainer)
     wait_until(lambda: not shadows(runtime), "the fenced shadow to go")
 

@@ -57,8 +57,8 @@ class Watcher(threading.Thread):
             stored = everystep.open_run(self._run)
             self.looks += 1
             if not stored.bases:
-                epochs = sorted(path.name for path in (self._run / "epochs").iterdir())
-                self.empty.append(f"look {self.looks}: nothing counts, epochs {epochs[-3:]}")
+                terms = sorted(path.name for path in (self._run / "terms").iterdir())
+                self.empty.append(f"look {self.looks}: nothing counts, terms {terms[-3:]}")
 
     def finish(self) -> None:
         self._stop_asking.set()
@@ -101,7 +101,7 @@ def test_killed_shadow_never_stops_training(
     trainer = nursery.start("everything", 10**6, journal, run=run, stop_file=stop, **options)
     watcher = Watcher(run)
     try:
-        wait_until(lambda: list(run.glob("epochs/*/bases/*/index.json")), "the first base")
+        wait_until(lambda: list(run.glob("terms/*/bases/*/index.json")), "the first base")
         wait_until(lambda: everystep.open_run(run).steps, "the first base")
         watcher.start()
         found = kill_shadows(runtime, run, random.Random(SEED))

@@ -78,9 +78,9 @@ def _wait_for_steps(journal: Path, lines: int) -> None:
 def _wait_for_base(run: Path, journal: Path, lines: int) -> None:
     """Until a folder of a base appears that was not there: its files are being written now."""
     _wait_for_steps(journal, lines)
-    known = set(run.glob("epochs/*/bases/*"))
+    known = set(run.glob("terms/*/bases/*"))
     deadline = time.monotonic() + WAIT_SECONDS
-    while not set(run.glob("epochs/*/bases/*")) - known:
+    while not set(run.glob("terms/*/bases/*")) - known:
         assert time.monotonic() < deadline, "no base is being written"
         time.sleep(0.0005)
 

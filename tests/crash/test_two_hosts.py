@@ -16,7 +16,7 @@ import everystep
 from everystep import resuming
 from everystep.errors import Fenced
 from everystep.recover.find import find_newest
-from everystep.store.layout import epoch_dir, epoch_numbers
+from everystep.store.layout import term_dir, term_numbers
 
 
 def train(run: Path, until: int) -> Any:
@@ -35,7 +35,7 @@ def train(run: Path, until: int) -> Any:
 
 @pytest.fixture
 def writes_meanwhile(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Each time that a state is loaded, another host has claimed the next of these epochs meanwhile."""
+    """Each time that a state is loaded, another host has claimed the next of these terms meanwhile."""
 
     def arrange(source: Path, run: Path, *numbers: int) -> None:
         left, plain = list(numbers), resuming.load_point
@@ -43,7 +43,7 @@ def writes_meanwhile(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         def load(*given: Any, **more: Any) -> list[int]:
             if left:
                 number = left.pop(0)
-                shutil.copytree(epoch_dir(source, number), epoch_dir(run, number))
+                shutil.copytree(term_dir(source, number), term_dir(run, number))
             return plain(*given, **more)
 
         monkeypatch.setattr(resuming, "load_point", load)
@@ -62,7 +62,7 @@ def test_what_another_host_wrote_while_we_loaded_is_gone_on_from(
     begin, weights = train(run, 12)
     assert begin == 9
     assert torch.equal(weights, train(unbroken, 12)[1])
-    assert epoch_numbers(run) == [3, 2, 1]
+    assert term_numbers(run) == [3, 2, 1]
 
 
 def test_a_run_that_others_claim_again_and_again_is_refused(

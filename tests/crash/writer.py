@@ -1,7 +1,7 @@
 """A process that commits bases and dies where it is told: python -m crash.writer RUN KEEP FIRST LAST POINT.
 
-The bases FIRST..LAST are committed in a new epoch that continues the newest one; the crash point is
-armed for the last commit only ("claim:POINT" arms it before the epoch is claimed). The state of a
+The bases FIRST..LAST are committed in a new term that continues the newest one; the crash point is
+armed for the last commit only ("claim:POINT" arms it before the term is claimed). The state of a
 step follows from its number, so a reader knows every byte that must come back.
 """
 
@@ -18,8 +18,8 @@ from everystep.core.census import Atom, Census, Mode, OptimizerSpec
 from everystep.core.retention import Rules
 from everystep.format.base import SessionValues
 from everystep.store.bases import Snapshot, SnapshotTensor
-from everystep.store.epoch import EpochWriter
 from everystep.store.runs import identify, read_lineage
+from everystep.store.term import TermWriter
 
 SIZES = (4096, 64, 1000)
 _ATOMS = tuple(Atom(f"layer.{i}", "uint8", (size,)) for i, size in enumerate(SIZES))
@@ -48,10 +48,10 @@ def snapshot(step: int) -> Snapshot:
     return Snapshot(step, CENSUS, tensors, session, b"", 0)
 
 
-def continue_run(run: Path, keep_last: int) -> EpochWriter:
+def continue_run(run: Path, keep_last: int) -> TermWriter:
     known = run.is_dir() and identify(run)[0] is not None
     newest = read_lineage(run).candidates if known else []
-    return EpochWriter(run, newest[0].point if newest else None, Rules(keep_last))
+    return TermWriter(run, newest[0].point if newest else None, Rules(keep_last))
 
 
 def main() -> None:

@@ -24,7 +24,7 @@ from everystep.format.slot import pack_events
 from everystep.lane.arena import SharedMemory
 from everystep.lane.ring import RingReader, RingWriter
 from everystep.loading import load_point
-from everystep.recover.find import Found, FoundTensor
+from everystep.recover.find import RestoredTensor, RestorePoint
 from everystep.shadow.advance import Advance
 from everystep.shadow.intake import Intake
 from everystep.shadow.replica import Replica
@@ -93,15 +93,15 @@ class Desk:
             (seal, LoggedRecord(seal.step, seal.after, memoryview(bytearray(body))))
         )
 
-    def base(self) -> Found:
+    def base(self) -> RestorePoint:
         """What the shadow holds now, copied."""
         places = [
-            FoundTensor(
+            RestoredTensor(
                 p.atom, p.slot, p.dtype, p.shape, 0, memoryview(bytearray(self.replica.view(k)))
             )
             for k, p in self.replica.places.items()
         ]
-        return Found(
+        return RestorePoint(
             Point(1, self.intake.step),
             "shadow",
             self.live.census,
@@ -112,7 +112,7 @@ class Desk:
             [],
         )
 
-    def behind(self, base: Found) -> Found:
+    def behind(self, base: RestorePoint) -> RestorePoint:
         """A base and the log of everything since then."""
         session, records = base.session, []
         for seal, record in self.records:
@@ -125,7 +125,7 @@ class Desk:
         self.tap.remove()
 
 
-def load(found: Found, build: Callable[[], Job], *, log: bool = True) -> Job:
+def load(found: RestorePoint, build: Callable[[], Job], *, log: bool = True) -> Job:
     """The found point in freshly built objects."""
     job = build()
     live = take_census(job.model, job.optimizer, log=log)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from everystep.capture import copier
-from everystep.device.side import STAGING_BYTES
+from everystep.device.copy_stream import STAGING_BYTES
 from everystep.recorder import Recorder
 
 
@@ -62,7 +62,7 @@ class LaggingSide:
         self._run_some()
         return self._done >= mark
 
-    def hold_back(self, mark: int) -> None:
+    def wait_for_copy(self, mark: int) -> None:
         self.waits += self._done < mark
         while self._done < mark:
             self._run_one()

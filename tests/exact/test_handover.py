@@ -18,7 +18,7 @@ from everystep import connection
 from everystep.lane import runtime
 from everystep.lane.control import AskStatus, ask
 from everystep.lane.runtime import ShadowCard, read_card, runtime_dir, write_card
-from everystep.recover.find import Found, find_newest
+from everystep.recover.find import RestorePoint, find_newest
 
 from .harness import Job, crash, seed_all
 from .test_groups import growing
@@ -88,7 +88,7 @@ def test_the_shadow_before_leaves_newer_steps_to_its_successor(tmp_path: Path) -
     crash(growing_beside_a_stopped_successor, run, 4)
     folder = runtime_dir(str(run))
     _wait_until_it_could_answer(folder)
-    found: list[Found | None] = []
+    found: list[RestorePoint | None] = []
     finder = threading.Thread(target=lambda: found.append(find_newest(run, folder)[0]))
     finder.start()
     time.sleep(1)

@@ -16,7 +16,7 @@ from torch import nn
 
 import everystep
 from everystep.errors import SilentCorruption, UsageError
-from everystep.ranks import odd_ones
+from everystep.ranks import outlier_ranks
 
 _RANKS, _EVERY, _STEPS = 4, 5, 30
 _forks = multiprocessing.get_context("forkserver")
@@ -112,5 +112,5 @@ def test_the_odd_one(usual: int, ranks: int, data: st.DataObject) -> None:
     wrong = data.draw(st.integers().filter(lambda n: n != usual))
     rank = data.draw(st.integers(0, ranks - 1))
     numbers = [wrong if r == rank else usual for r in range(ranks)]
-    assert odd_ones(numbers) == [rank]
-    assert odd_ones([usual, wrong]) == [None]
+    assert outlier_ranks(numbers) == [rank]
+    assert outlier_ranks([usual, wrong]) == [None]

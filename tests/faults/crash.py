@@ -88,7 +88,7 @@ def _found(run: Path, work: Work, instant: int, chance: random.Random) -> Iterat
         again.branch, again.history = work.branch + 1, work.history
         again.claims = [(0, Claim(whole=work.promised(instant).whole))]
         if with_bucket:
-            again.bring()
+            again.sync_from_bucket()
         yield from problems(run, work, work.promised(instant))
         for _ in range(4):
             again.do_something()

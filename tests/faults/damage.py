@@ -39,5 +39,5 @@ def damage(run: Path, chance: random.Random) -> str:
 
 
 def newest_segment(run: Path) -> Path | None:
-    segments = [path for n in ondisk.epoch_numbers(run) for path in ondisk.segments(run, n)[-1:]]
+    segments = [path for n in ondisk.term_numbers(run) for path in ondisk.segments(run, n)[-1:]]
     return segments[0] if segments else None

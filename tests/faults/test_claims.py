@@ -23,8 +23,8 @@ from everystep.errors import EverystepError
 from everystep.format.base import Point
 from everystep.format.log import read_heads
 from everystep.recover.find import find_newest
+from everystep.shadow.base_writer import BaseWriter
 from everystep.shadow.logkeeper import LogKeeper
-from everystep.shadow.persist import Persister
 from everystep.shadow.report import describe_store
 
 from .damage import damage, newest_segment
@@ -57,13 +57,13 @@ class Life:
             self.step = point.step
         if self.chance.random() < 0.3:
             self.census = OTHER if self.census is CENSUS else CENSUS
-        self.persister = Persister(self.run, point, Rules(self.chance.choice([1, 2])))
+        self.base_writer = BaseWriter(self.run, point, Rules(self.chance.choice([1, 2])))
         self.log = LogKeeper(self.run, self.census, self.chance.choice([1, 1, 3]))
         self.look()
 
     def claimed(self) -> int:
         shipper = SimpleNamespace(describe=lambda *_: None)
-        told = describe_store(self.persister, self.log, shipper)  # type: ignore[arg-type]
+        told = describe_store(self.base_writer, self.log, shipper)  # type: ignore[arg-type]
         step = told["durable_step"]
         return -1 if step is None else int(step)
 
@@ -93,7 +93,7 @@ class Life:
     def base(self) -> None:
         made_in = dict.fromkeys(range(self.step + 1), 0)
         written = snapshot(self.step, made_in)._replace(census=self.census)
-        self.persister.write_now(written)
+        self.base_writer.write_now(written)
 
     def again(self) -> None:
         self.log.wait(10)
@@ -104,15 +104,15 @@ class Life:
         self.log.write_in_batches(self.chance.choice([0, 1, 2, 5]), 0)
 
     def look(self) -> None:
-        persister = self.persister
-        if not persister.state.epoch:
-            persister.claim()
+        base_writer = self.base_writer
+        if not base_writer.state.term:
+            base_writer.claim()
         self.log.look_after(
-            persister.run_id,
-            persister.state.epoch,
-            persister.state.durable,
-            reached=persister.state.reached,
-            fits=persister.base_fits(self.census),
+            base_writer.run_id,
+            base_writer.state.term,
+            base_writer.state.durable,
+            reached=base_writer.state.reached,
+            fits=base_writer.base_fits(self.census),
             now=self.chance.random() < 0.7,
         )
         self.log.wait(10)
@@ -181,7 +181,7 @@ def test_a_look_is_enough_to_know(kind: str, tmp_path: Path) -> None:
     life.log.wait(10)
     log = newest_segment(life.run)
     assert log is not None and claimed_of_dead(life.run) == step_in(life.run) > steps[1]
-    base = ondisk.base_dir(life.run, ondisk.epoch_numbers(life.run)[0], steps[1])
+    base = ondisk.base_dir(life.run, ondisk.term_numbers(life.run)[0], steps[1])
     if kind == "tail":  # the heads of a batch were written, its bodies were not
         data = bytearray(log.read_bytes())
         for head in list(read_heads(memoryview(bytes(data)), ""))[-2:]:
@@ -234,7 +234,7 @@ def test_claims_are_made(tmp_path: Path) -> None:
         time.sleep(0)
         life.look()
     life.log.look_after(
-        life.persister.run_id, 1, life.persister.state.durable, reached=0, fits=True, now=True
+        life.base_writer.run_id, 1, life.base_writer.state.durable, reached=0, fits=True, now=True
     )
     life.log.wait(10)
     assert life.claimed() == step_in(life.run) == life.step

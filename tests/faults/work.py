@@ -24,17 +24,17 @@ from everystep.format.base import Point, SessionValues
 from everystep.format.entry import frame_entry
 from everystep.format.log import LoggedRecord, census_digest
 from everystep.format.slot import pack_events
-from everystep.recover.find import Found, find_newest
+from everystep.recover.find import RestorePoint, find_newest
 from everystep.store.bases import Snapshot, SnapshotTensor
 from everystep.store.bucket import Bucket
 from everystep.store.bucket_commits import read_newest
-from everystep.store.epoch import EpochWriter
 from everystep.store.log import LogWriter
 from everystep.store.meter import Throttle
 from everystep.store.runs import read_lineage
 from everystep.store.ship import BaseShipper
 from everystep.store.tags import read_tags, remove_tag, set_tag
-from everystep.store.tiers import bring
+from everystep.store.term import TermWriter
+from everystep.store.tiers import sync_from_bucket
 from everystep.store.verify import verify_run
 
 SIZES = (9000, 64, 1000)
@@ -76,7 +76,7 @@ class Work:
     shipped: list[tuple[int, Path]] = field(default_factory=list)  # what the bucket held since when
 
     def __post_init__(self) -> None:
-        self._writer: EpochWriter | None = None
+        self._writer: TermWriter | None = None
         self._log: LogWriter | None = None
         self._rules = Rules(self.chance.choice([1, 2, 3]), keep_slots=self.chance.choice([0, 1]))
         self._based = self._logged = -1
@@ -114,7 +114,7 @@ class Work:
     def _open(self) -> None:
         """A writer that goes on from what there is, as one that was started anew."""
         if self.lost:
-            self.bring()
+            self.sync_from_bucket()
         found = newest(self)
         point = found.point if found else None
         if self.reads_failed():  # what cannot be read is passed over, as what has rotted
@@ -124,9 +124,9 @@ class Work:
             step, branch = numbers_in(found.session.rng)
             self.made_in, self.step = dict(self.history[branch, step]), step
         self.branch += 1  # what somebody may have done behind it is of another line
-        self._writer = EpochWriter(self.run, point, self._rules)
+        self._writer = TermWriter(self.run, point, self._rules)
         manifest = self._writer.manifest
-        self._log = LogWriter(self.run, manifest.run_id, manifest.epoch, census_digest(CENSUS))
+        self._log = LogWriter(self.run, manifest.run_id, manifest.term, census_digest(CENSUS))
         self._based = self._logged = self.step if found else -1
 
     def _next(self) -> int:
@@ -202,8 +202,8 @@ class Work:
     def _ship(self) -> None:
         """Bases and log to the bucket; what it holds from here on is kept aside."""
         assert self._writer is not None
-        bucket, epoch = Bucket(self.url), self._writer.manifest.epoch
-        shipper = BaseShipper(bucket, self.run, epoch, Throttle(0))
+        bucket, term = Bucket(self.url), self._writer.manifest.term
+        shipper = BaseShipper(bucket, self.run, term, Throttle(0))
         shipper.turn()
         if shipper.newest is not None:
             aside = self.bucket.with_name(f"bucket-{len(self.shipped)}")
@@ -221,8 +221,8 @@ class Work:
     def url(self) -> str:
         return f"file://{self.bucket}"
 
-    def bring(self) -> None:
-        bring(self.run, self.url)
+    def sync_from_bucket(self) -> None:
+        sync_from_bucket(self.run, self.url)
         if self.lost:
             self.lost = False
             self._claim(step=self._shipped_step, whole=True)
@@ -238,7 +238,7 @@ class Work:
         self._claim(step=-1, tags=(), whole=False)
         self.lost = True
         shutil.rmtree(self.run)
-        self.bring()
+        self.sync_from_bucket()
 
     def _reopen(self) -> None:
         if self._log is not None:
@@ -271,7 +271,7 @@ def record(step: int, made_in: dict[int, int]) -> LoggedRecord:
     return LoggedRecord(step, step - 1, memoryview(frame_entry(*pack_events([edit, seal]), data)))
 
 
-def newest(work: Work) -> Found | None:
+def newest(work: Work) -> RestorePoint | None:
     try:
         return find_newest(work.run, None)[0]
     except EverystepError:
@@ -305,7 +305,7 @@ def problems(run: Path, work: Work, promised: Claim) -> list[str]:
     return told + [f"tag {name} at {there.get(name)}, promised was {at}" for name, at in missing]
 
 
-def _wrong_bytes(found: Found, work: Work) -> list[str]:
+def _wrong_bytes(found: RestorePoint, work: Work) -> list[str]:
     """Every byte of the state, and of the log behind it, is that of one line of history."""
     step, branch = numbers_in(found.session.rng)
     line = work.history.get((branch, step))

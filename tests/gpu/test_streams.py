@@ -13,7 +13,7 @@ import torch
 from everystep.capture.copier import Copier
 from everystep.core.census import Atom, Census, Mode, OptimizerSpec, gradient_layout
 from everystep.core.geometry import Geometry
-from everystep.device.side import STAGING_BYTES, CudaSide
+from everystep.device.copy_stream import STAGING_BYTES, CudaCopyStream
 from everystep.format.slot import SLOT_DEVICE_WORD_AT, commit_word
 from everystep.lane.arena import SharedMemory
 from everystep.lane.ring import RingWriter
@@ -31,14 +31,14 @@ GEOMETRY = Geometry(slots=2, slot_bytes=128 << 20)
 @pytest.fixture
 def setting(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Copier, RingWriter, Any]]:
     chance = random.Random(1)
-    offload = CudaSide.offload
+    offload = CudaCopyStream.offload
 
-    def late(self: CudaSide, *args: Any) -> None:
+    def late(self: CudaCopyStream, *args: Any) -> None:
         with torch.cuda.stream(self._stream):
             torch.cuda._sleep(chance.randrange(SLEEP_CYCLES))
         offload(self, *args)
 
-    monkeypatch.setattr(CudaSide, "offload", late)
+    monkeypatch.setattr(CudaCopyStream, "offload", late)
     atoms = tuple(Atom(f"a{i}", "float32", shape) for i, shape in enumerate(SHAPES))
     spec = OptimizerSpec("", "torch.optim.sgd:SGD", Mode.REPLAY, (tuple(range(len(SHAPES))),))
     layout = gradient_layout(Census(atoms, (spec,), "exact"), 0)
@@ -74,7 +74,7 @@ def test_memory_that_was_let_go_may_be_overwritten(setting: Any) -> None:
         at = ring.slot_at(number) + 4096
         grads = gradients(number)
         copier.gradients.send(at, 0, layout, grads)
-        copier.holds.release()
+        copier.in_flight.release()
         for gradient in grads:
             gradient.fill_(-1)
         assert arrived(ring, at, layout) == expected(number)
@@ -91,7 +91,7 @@ def test_without_the_wait_it_would_be_overwritten(setting: Any) -> None:
         for gradient in grads:
             gradient.fill_(-1)
         wrong += arrived(ring, at, layout) != expected(number)
-        copier.holds.release()
+        copier.in_flight.release()
     assert wrong
 
 
@@ -104,8 +104,8 @@ def test_memory_that_was_let_go_may_be_given_to_others(setting: Any) -> None:
         copier.gradients.send(at, 0, layout, grads)
         del grads
         others = []
-        while copier.holds.bytes:
-            copier.holds.release(keep_bytes=copier.holds.bytes - 1)
+        while copier.in_flight.bytes:
+            copier.in_flight.release(keep_bytes=copier.in_flight.bytes - 1)
             others += [torch.full(shape, -1.0, device="cuda:0") for shape in SHAPES]
         del others
         assert arrived(ring, at, layout) == expected(number)
@@ -121,7 +121,7 @@ def test_a_slot_is_committed_only_when_its_state_is_there(setting: Any) -> None:
         word = ring.slot_at(ticket) + SLOT_DEVICE_WORD_AT
         copier.commit(ticket)
         assert ring._get(word) != commit_word(ring.nonce, ticket)
-        copier.state.hold_back()
+        copier.state.wait_for_copy()
         copier.settle(intact=True)
         state.fill_(-1)
         while ring._get(word) != commit_word(ring.nonce, ticket):
@@ -133,14 +133,14 @@ def test_a_slot_is_committed_only_when_its_state_is_there(setting: Any) -> None:
 def test_device_memory_is_bounded(setting: Any) -> None:
     copier, ring, layout = setting
     copier.gradients.send(ring.slot_at(0) + 4096, 0, layout, gradients(0))
-    copier.holds.release()
+    copier.in_flight.release()
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     grads = gradients(1)
     held = sum(g.nbytes for g in grads)
     copier.gradients.send(ring.slot_at(1) + 4096, 0, layout, grads)
-    copier.holds.release()
+    copier.in_flight.release()
     del grads
     torch.cuda.synchronize()
     assert torch.cuda.max_memory_allocated() - before <= held + (1 << 20)

@@ -127,7 +127,7 @@ def test_disk_that_fills_up(disk: Path) -> None:
     assert "training goes on" in (caught.value.hint or "")
     stored = everystep.open_run(disk / "run")
     assert stored.steps[-1] == 4 and stored.verify().problems == []
-    assert len(list((disk / "run").glob("epochs/*/bases/*"))) == len(stored.bases)
+    assert len(list((disk / "run").glob("terms/*/bases/*"))) == len(stored.bases)
     ballast.unlink()
     deadline = time.monotonic() + HEAL_SECONDS
     while everystep.open_run(disk / "run").steps[-1] < 8:

@@ -22,7 +22,7 @@ from everystep.lane.host import process_start
 from everystep.lane.protocol import PROTOCOL
 from everystep.lane.runtime import ShadowCard, read_card, runtime_dir, write_card
 from everystep.recover import find
-from everystep.shadow.opening import read_opening
+from everystep.shadow.config import read_config
 
 from .traces import bits, model, sgd, shadows, train_step
 
@@ -164,5 +164,5 @@ def test_an_opening_that_is_not_understood() -> None:
     said = msgspec.msgpack.encode({"run": 3, "protocol": PROTOCOL})
     for message in (said, b"", b"\xc1", b"\x91" * 5000):
         with pytest.raises(ProtocolMismatch, match="everystep was changed") as caught:
-            read_opening(message)
+            read_config(message)
         assert "restart the trainer" in (caught.value.hint or "")

@@ -46,7 +46,7 @@ def with_global(value: Any) -> Any:
 
 
 class Wrapper(torch.optim.Optimizer):
-    """Holds another optimizer, as a Lookahead does."""
+    """InFlightBuffers another optimizer, as a Lookahead does."""
 
     def __init__(self, inner: torch.optim.Optimizer) -> None:
         super().__init__(inner.param_groups, {})

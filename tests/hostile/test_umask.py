@@ -13,7 +13,7 @@ from torch import nn
 import everystep
 from everystep.cli.prune import prune_run
 from everystep.store.tags import set_tag
-from everystep.store.tiers import bring
+from everystep.store.tiers import sync_from_bucket
 
 
 @pytest.fixture(params=[0o077, 0o002], ids=oct)
@@ -38,7 +38,7 @@ def test_a_whole_run(umask: int, tmp_path: Path) -> None:
                 training.flush(30)
     set_tag(run, "good", everystep.open_run(run).steps[-1])
     prune_run(run, {"keep_last": 1}, dry_run=False, force=True)
-    bring(tmp_path / "elsewhere" / "run", bucket)
+    sync_from_bucket(tmp_path / "elsewhere" / "run", bucket)
     everystep.restore(tmp_path / "elsewhere" / "run", model, optimizer)
     paths = [p for below in ("deep", "elsewhere") for p in (tmp_path / below).rglob("*")]
     kinds = {p.suffix for p in paths}

@@ -176,7 +176,7 @@ def test_recording_that_slows_training_down(
 def test_a_store_that_fails(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     training = Training(tmp_path / "run", durable_every=1)
     training.run.flush(60)
-    bases = next((tmp_path / "run" / "epochs").glob("*/bases"))
+    bases = next((tmp_path / "run" / "terms").glob("*/bases"))
     bases.rename(bases.with_name("moved"))
     bases.write_text("not a directory")
     told = training.until_told(caplog, "it is a file, expected a folder")

@@ -1,4 +1,4 @@
-"""A small store whose every byte is known: two epochs, three bases, shared files, a log tail."""
+"""A small store whose every byte is known: two terms, three bases, shared files, a log tail."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from everystep.format.base import CHUNK_BYTES, SessionValues
 from everystep.format.entry import frame_entry
 from everystep.format.slot import pack_events
 from everystep.format.values import encode
-from everystep.recover.find import Found, find_newest
+from everystep.recover.find import RestorePoint, find_newest
 from everystep.store.bases import Snapshot, SnapshotTensor, read_index
-from everystep.store.epoch import EpochWriter
 from everystep.store.layout import name_of
 from everystep.store.runs import Point, read_lineage
+from everystep.store.term import TermWriter
 
 SMALL, LARGE = 200, 2 * CHUNK_BYTES + 777  # bytes of the first atom; the large one has three chunks
 STEPS = {1: (0, 0), 2: (0, 2), 3: (3, 2)}  # step: the version of every atom
@@ -60,9 +60,9 @@ def tail_of(step: int) -> bytes:
 
 
 def build(run: Path, size: int) -> None:
-    """Epoch 1 holds step 1; epoch 2 continues it with 2 and 3, each referring to the one before."""
-    EpochWriter(run, None, Rules(5)).commit(snapshot(1, size))
-    writer = EpochWriter(run, Point(1, 1), Rules(5))
+    """Term 1 holds step 1; term 2 continues it with 2 and 3, each referring to the one before."""
+    TermWriter(run, None, Rules(5)).commit(snapshot(1, size))
+    writer = TermWriter(run, Point(1, 1), Rules(5))
     writer.commit(snapshot(2, size))
     writer.commit(snapshot(3, size))
 
@@ -71,15 +71,15 @@ def needs(run: Path) -> dict[int, set[str]]:
     """The files that each step cannot do without, newest step first."""
     found: dict[int, set[str]] = {}
     for candidate in read_lineage(run).candidates:
-        folder = ondisk.base_dir(run, candidate.epoch, candidate.entry.step)
+        folder = ondisk.base_dir(run, candidate.term, candidate.entry.step)
         files = {name_of(file) for file in read_index(run, candidate).files}
         files.add(str((folder / ondisk.INDEX).relative_to(run)))
-        manifest = ondisk.epoch_dir(run, candidate.epoch) / ondisk.MANIFEST
+        manifest = ondisk.term_dir(run, candidate.term) / ondisk.MANIFEST
         found[candidate.entry.step] = {*files, str(manifest.relative_to(run))}
     return found
 
 
-def newest(run: Path) -> Found | None:
+def newest(run: Path) -> RestorePoint | None:
     """What a trainer would resume from; its bytes are compared, all of them."""
     found, _ = find_newest(run, None)
     if found is None:

@@ -70,7 +70,7 @@ def check_damage(run: Path, path: Path, what: str) -> None:
 
 
 def all_names() -> list[str]:
-    one, two = "epochs/000001", "epochs/000002"
+    one, two = "terms/000001", "terms/000002"
     base = [f"{one}/bases/{1:012d}", f"{two}/bases/{2:012d}", f"{two}/bases/{3:012d}"]
     inside = [ondisk.INDEX, ondisk.WEIGHTS, ondisk.SLOTS, ondisk.SESSION]
     names = [f"{folder}/{name}" for folder in base for name in inside]
@@ -111,7 +111,7 @@ def test_every_chunk_of_a_large_file(pristine: Path, run: Path, tmp_path: Path) 
     print(f"EVERYSTEP_SEED={SEED}")
     chance = random.Random(SEED)
     large = shutil.copytree(pristine / str(LARGE), tmp_path / "large")
-    name = f"epochs/000001/bases/{1:012d}/{ondisk.WEIGHTS}"
+    name = f"terms/000001/bases/{1:012d}/{ondisk.WEIGHTS}"
     size = (large / name).stat().st_size
     assert size > 2 * CHUNK_BYTES
     for start in range(0, size, CHUNK_BYTES):
@@ -142,20 +142,20 @@ def test_cut_extended_emptied_missing(name: str, run: Path) -> None:
     check_damage(run, path, f"{name} one byte longer")
     path.write_bytes(data)
     if path.name not in (ondisk.MANIFEST, ondisk.RUN_DOCUMENT):
-        path.unlink()  # a claimed epoch without a manifest is no damage, it was never opened
+        path.unlink()  # a claimed term without a manifest is no damage, it was never opened
         check_damage(run, path, f"{name} missing")
 
 
 def test_swapped_files(run: Path) -> None:
     """Whole, well-formed files in each other's place: their own checksums alone do not tell."""
-    two, three = (run / f"epochs/000002/bases/{step:012d}" for step in (2, 3))
+    two, three = (run / f"terms/000002/bases/{step:012d}" for step in (2, 3))
     for name in (ondisk.INDEX, ondisk.WEIGHTS, ondisk.SLOTS, ondisk.SESSION):
         _swap(two / name, three / name)
         assert verify_run(run).problems
         found = newest(run)
         assert found is not None and found.point.step == 1, name
         _swap(two / name, three / name)
-    manifests = [run / f"epochs/00000{n}/manifest.json" for n in (1, 2)]
+    manifests = [run / f"terms/00000{n}/manifest.json" for n in (1, 2)]
     _swap(*manifests)
     assert verify_run(run).problems
     with pytest.raises(NothingToRecover, match="no step in it is whole"):
@@ -169,7 +169,7 @@ def _swap(one: Path, other: Path) -> None:
     spare.rename(other)
 
 
-@pytest.mark.parametrize("name", [ondisk.RUN_DOCUMENT, "epochs/000002/manifest.json"])
+@pytest.mark.parametrize("name", [ondisk.RUN_DOCUMENT, "terms/000002/manifest.json"])
 def test_newer_format_is_refused_clearly(name: str, run: Path) -> None:
     from everystep.format.document import _digest
 

@@ -10,9 +10,9 @@ import pytest
 
 from everystep.core.retention import Rules
 from everystep.store import commit, layout
-from everystep.store.epoch import EpochWriter
 from everystep.store.files import RunPath
 from everystep.store.runs import read_lineage
+from everystep.store.term import TermWriter
 from everystep.store.verify import verify_run
 
 from .test_retention import snapshot
@@ -24,9 +24,9 @@ def test_a_sync_that_fails_behind_the_rename_loses_no_base(
 ) -> None:
     """The manifest that names the base is there: taking its files back would damage what counts."""
     run = tmp_path / "run"
-    writer = EpochWriter(run, None, Rules(3))
+    writer = TermWriter(run, None, Rules(3))
     writer.commit(snapshot(1))
-    plain, folder = commit.sync_folder, layout.epoch_dir(run, 1)
+    plain, folder = commit.sync_folder, layout.term_dir(run, 1)
     left = [folder]
 
     def fails_once(path: RunPath) -> None:
@@ -58,7 +58,7 @@ def test_nobody_goes_on_from_a_batch_whose_sync_failed(
     """The page cache shows it, and no later sync brings it to the disk: what is built upon it is lost with it
     when the power goes."""
     run = tmp_path / "run"
-    writer = EpochWriter(run, None, Rules(3))
+    writer = TermWriter(run, None, Rules(3))
     writer.commit(snapshot(1))
     log = log_of(run, writer)
     for step in range(2, 2 + synced):

@@ -56,11 +56,11 @@ class LogModel(RuleBasedStateMachine):
         self.held: dict[int, bytes] = {}
         self.path: list[tuple[int, int | None]] = []
         self.old: list[LogWriter] = []
-        self.open_epoch()
+        self.open_term()
 
-    def open_epoch(self) -> None:
+    def open_term(self) -> None:
         number = len(self.path) + 1
-        ondisk.epoch_dir(self.run, number).mkdir(parents=True)
+        ondisk.term_dir(self.run, number).mkdir(parents=True)
         self.path.append((number, None))
         self.writer = LogWriter(self.run, RUN_ID, number, census_digest(CENSUS))
 
@@ -79,11 +79,11 @@ class LogModel(RuleBasedStateMachine):
         garbage=st.sampled_from([b"", bytes(9000), b"\xa5" * 9000, b"\1" * 100]),
     )
     def crash_while_appending(self, body: bytes, cut: float, garbage: bytes) -> None:
-        """Any part of an unfinished write may be there, or anything else; then a new epoch goes on."""
-        epoch = self.path[-1][0]
-        before = {p: p.stat().st_size for p in ondisk.segments(self.run, epoch)}
+        """Any part of an unfinished write may be there, or anything else; then a new term goes on."""
+        term = self.path[-1][0]
+        before = {p: p.stat().st_size for p in ondisk.segments(self.run, term)}
         self.writer.append([LoggedRecord(self.step + 1, self.step, memoryview(body))])
-        newest = ondisk.segments(self.run, epoch)[-1]
+        newest = ondisk.segments(self.run, term)[-1]
         start = before.get(newest, 0)
         written = newest.read_bytes()
         whole = start + 4096 * (start == 0) + 48 + len(body)
@@ -99,13 +99,13 @@ class LogModel(RuleBasedStateMachine):
     @rule(batch=st.lists(bodies, min_size=1, max_size=4), place=st.floats(0, 1, exclude_max=True))
     def crash_leaving_a_block_out(self, batch: list[bytes], place: float) -> None:
         """Buffers are not written in order: some block of an unfinished batch may be missing."""
-        epoch = self.path[-1][0]
-        before = {p: p.stat().st_size for p in ondisk.segments(self.run, epoch)}
+        term = self.path[-1][0]
+        before = {p: p.stat().st_size for p in ondisk.segments(self.run, term)}
         steps = range(self.step + 1, self.step + 1 + len(batch))
         self.writer.append(
             [LoggedRecord(s, s - 1, memoryview(b)) for s, b in zip(steps, batch, strict=True)]
         )
-        newest = ondisk.segments(self.run, epoch)[-1]
+        newest = ondisk.segments(self.run, term)[-1]
         start = before.get(newest, BLOCK_BYTES)
         blocks = (newest.stat().st_size - start) // BLOCK_BYTES
         at = start + int(place * blocks) * BLOCK_BYTES
@@ -128,14 +128,14 @@ class LogModel(RuleBasedStateMachine):
     def go_on_at(self, step: int) -> None:
         self.writer.close()
         self.old.append(self.writer)
-        # a point lies in the epoch that wrote it, or in the base's
+        # a point lies in the term that wrote it, or in the base's
         point = self.read(until=step).end
         assert point.step == step
-        self.path = [(e, n) for e, n in self.path if e < point.epoch] + [(point.epoch, step)]
+        self.path = [(e, n) for e, n in self.path if e < point.term] + [(point.term, step)]
         self.held = {s: b for s, b in self.held.items() if s <= step}
         self.step = step
-        number = max(ondisk.epoch_numbers(self.run)) + 1
-        ondisk.epoch_dir(self.run, number).mkdir(parents=True)
+        number = max(ondisk.term_numbers(self.run)) + 1
+        ondisk.term_dir(self.run, number).mkdir(parents=True)
         self.path.append((number, None))
         self.writer = LogWriter(self.run, RUN_ID, number, census_digest(CENSUS))
 
@@ -152,7 +152,7 @@ class LogModel(RuleBasedStateMachine):
     @rule(chance=st.randoms(use_true_random=False))
     def rot_in_what_the_base_holds(self, chance: random.Random) -> None:
         """Nobody reads it again."""
-        path = chance.choice(ondisk.segments(self.run, self.base.epoch) or [None])
+        path = chance.choice(ondisk.segments(self.run, self.base.term) or [None])
         with contextlib.suppress(CorruptData):
             for head in read_heads(map_file(ondisk.place(path)), str(path)) if path else ():
                 if head.step <= self.base.step and head.size:
@@ -192,11 +192,11 @@ class LogModel(RuleBasedStateMachine):
         if hasattr(self, "run"):
             found = {r.step: bytes(r.body) for r in self.read()}
             assert found == self.held
-            on_the_way = {}
+            verify_lazily = {}
             with contextlib.suppress(CorruptData):  # what comes before that is the same
                 for record in LogReader(self.run, self.lineage, self.base, CENSUS):
-                    on_the_way[record.step] = bytes(record.body)
-            assert on_the_way == self.held
+                    verify_lazily[record.step] = bytes(record.body)
+            assert verify_lazily == self.held
 
     def teardown(self) -> None:
         if hasattr(self, "run"):

@@ -28,7 +28,7 @@ RUN_ID = "cd" * 16
 
 @pytest.mark.parametrize("first", [b"\0", b"\x45", b"\xff"])
 def test_every_length(first: bytes, tmp_path: Path) -> None:
-    ondisk.epoch_dir(tmp_path, 1).mkdir(parents=True)
+    ondisk.term_dir(tmp_path, 1).mkdir(parents=True)
     writer = LogWriter(tmp_path, RUN_ID, 1, census_digest(CENSUS))
     bodies = []
     for left in range(2 * HEAD_BYTES + 2):  # of the last block of a batch of two records
@@ -51,7 +51,7 @@ def test_every_length(first: bytes, tmp_path: Path) -> None:
 
 def test_records_larger_than_what_is_written_at_once(tmp_path: Path) -> None:
     """Their heads are written last: one that a crash left out ends the log before it."""
-    ondisk.epoch_dir(tmp_path, 1).mkdir(parents=True)
+    ondisk.term_dir(tmp_path, 1).mkdir(parents=True)
     writer = LogWriter(tmp_path, RUN_ID, 1, census_digest(CENSUS))
     bodies = [bytes([65 + step]) * (BUFFER_BYTES + 1000 * step) for step in range(4)]
     for first in (0, 2):
@@ -91,7 +91,7 @@ def write_batches(writer: LogWriter, *batches: range) -> None:
 @pytest.mark.usefixtures("small_buffers")
 def test_whatever_blocks_a_crash_left_out_of_the_last_batch(tmp_path: Path) -> None:
     """Its parts are not written in order: what was synced before counts, and of it nothing but a prefix."""
-    ondisk.epoch_dir(tmp_path, 1).mkdir(parents=True)
+    ondisk.term_dir(tmp_path, 1).mkdir(parents=True)
     writer = LogWriter(tmp_path, RUN_ID, 1, census_digest(CENSUS))
     write_batches(writer, range(2))
     path, synced = Path(writer.end[0]), writer.end[1]
@@ -113,7 +113,7 @@ def test_a_disk_that_is_full_at_any_write(tmp_path: Path, monkeypatch: pytest.Mo
     failed = set()
     for number in range(1, 40):
         run = tmp_path / str(number)
-        ondisk.epoch_dir(run, 1).mkdir(parents=True)
+        ondisk.term_dir(run, 1).mkdir(parents=True)
         writer = LogWriter(run, RUN_ID, 1, census_digest(CENSUS))
         write_batches(writer, range(2))
         left = iter(range(number))
@@ -141,7 +141,7 @@ def test_a_segment_of_a_newer_everystep_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Passing it over would lose steps that are there."""
-    ondisk.epoch_dir(tmp_path, 1).mkdir(parents=True)
+    ondisk.term_dir(tmp_path, 1).mkdir(parents=True)
     with monkeypatch.context() as newer:
         newer.setattr(log_format, "_VERSION", 3)
         writer = LogWriter(tmp_path, RUN_ID, 1, census_digest(CENSUS))

@@ -68,7 +68,7 @@ def test_an_empty_file_can_be_looked_at(tmp_path: Path) -> None:
 def test_a_log_is_not_read_for_its_heads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of large records only those that are wanted come in, and what the disk reads ahead of them."""
     size = 4 * _MIB
-    ondisk.epoch_dir(tmp_path, 1).mkdir(parents=True)
+    ondisk.term_dir(tmp_path, 1).mkdir(parents=True)
     census = Census((), (), "exact")
     writer = LogWriter(tmp_path, RUN_ID, 1, census_digest(census))
     writer.append([LoggedRecord(s + 1, s, memoryview(bytes(size))) for s in range(32)])

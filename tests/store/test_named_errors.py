@@ -16,7 +16,6 @@ from everystep.format.base import Point
 from everystep.store import layout
 from everystep.store.bucket import Bucket
 from everystep.store.commit import write_blocks, write_document
-from everystep.store.epoch import EpochWriter
 from everystep.store.fetch import Fetcher
 from everystep.store.files import RunPath, read_file, sync_folder
 from everystep.store.log import LogWriter
@@ -24,6 +23,7 @@ from everystep.store.meter import Throttle
 from everystep.store.objects import Objects
 from everystep.store.runs import read_lineage
 from everystep.store.ship import BaseShipper
+from everystep.store.term import TermWriter
 
 from .small_store import build, snapshot
 from .test_zombies import CENSUS, census_digest, record
@@ -95,11 +95,11 @@ def test_a_commit_that_fails_names_what_it_wrote(
 ) -> None:
     run = tmp_path / "run"
     build(run, 200)
-    writer = EpochWriter(run, Point(2, 3), Rules(5))
+    writer = TermWriter(run, Point(2, 3), Rules(5))
     refuse(monkeypatch, call, errno.ENOSPC)
     with pytest.raises(Exception) as refusal:
         writer.commit(snapshot(3, 200))
-    assert str(run / "epochs" / "000003") in str(refusal.value)
+    assert str(run / "terms" / "000003") in str(refusal.value)
 
 
 @pytest.mark.parametrize("call", ["pwrite", "fsync"])
@@ -116,7 +116,7 @@ def test_a_fetch_that_fails_names_the_file(
     refuse(monkeypatch, call, errno.ENOSPC)
     with pytest.raises(OSError) as refusal:
         fetcher.bases(lineage.candidates)
-    assert str(tmp_path / "fetched" / "epochs") in str(refusal.value)
+    assert str(tmp_path / "fetched" / "terms") in str(refusal.value)
 
 
 def test_a_read_that_fails_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,9 +22,9 @@ from everystep.core.retention import Rules
 from everystep.errors import EverystepError
 from everystep.format.base import Point
 from everystep.store import retention
-from everystep.store.epoch import EpochWriter
 from everystep.store.files import RunPath
 from everystep.store.runs import read_lineage
+from everystep.store.term import TermWriter
 from everystep.store.verify import verify_run
 
 from .test_retention import snapshot
@@ -49,7 +49,7 @@ def test_what_is_planted_in_a_base_goes_and_the_bait_stays(
     plant: object, tmp_path: Path, bait: Path
 ) -> None:
     run = tmp_path / "run"
-    writer = EpochWriter(run, None, Rules(1))
+    writer = TermWriter(run, None, Rules(1))
     for step in (1, 2):
         writer.commit(snapshot(step, thawed=step))
     places = [folder / TEMPORARY for folder in ondisk.base_dirs(run)]
@@ -70,7 +70,7 @@ def test_what_is_planted_in_a_base_goes_and_the_bait_stays(
 def test_what_is_not_ours_is_left_alone(tmp_path: Path, bait: Path) -> None:
     """A link where a base would lie, and a folder where a file would: retention goes on around them."""
     run = tmp_path / "run"
-    writer = EpochWriter(run, None, Rules(1))
+    writer = TermWriter(run, None, Rules(1))
     for step in (1, 2):
         writer.commit(snapshot(step, thawed=step))
     base = ondisk.base_dir(run, 1, 9)
@@ -87,7 +87,7 @@ def test_one_that_cannot_be_removed_holds_back_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, plain = tmp_path / "run", retention.remove_file
-    writer = EpochWriter(run, None, Rules(1))
+    writer = TermWriter(run, None, Rules(1))
     for step in (1, 2):
         writer.commit(snapshot(step, thawed=step))
 
@@ -102,25 +102,25 @@ def test_one_that_cannot_be_removed_holds_back_no_other(
     assert [p.name for p in ondisk.base_dir(run, 1, 1).iterdir()] == [ondisk.INDEX]
 
 
-@pytest.mark.parametrize("place", ["bases", "a base", "the folder of epochs", "an epoch"])
+@pytest.mark.parametrize("place", ["bases", "a base", "the folder of terms", "a term"])
 def test_nothing_goes_behind_a_link_in_the_place_of_a_folder(place: str, tmp_path: Path) -> None:
     """What lies there has the names and the depth of what would go, to the last byte; what stays lies in a
-    later epoch, which is as it was."""
+    later term, which is as it was."""
     run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
-    earlier = EpochWriter(run, None, Rules(3))
+    earlier = TermWriter(run, None, Rules(3))
     for step in (1, 2, 3):
         earlier.commit(snapshot(step, thawed=step))
-    writer = EpochWriter(run, Point(1, 3), Rules(1))
+    writer = TermWriter(run, Point(1, 3), Rules(1))
     writer.commit(snapshot(4, thawed=4))
     base = ondisk.base_dir(run, 1, 1)
     (base / TEMPORARY).write_bytes(b"a leftover")
-    at = {"a base": base, "bases": base.parent, "an epoch": ondisk.epoch_dir(run, 1)}
-    linked = at.get(place, run / "epochs")
+    at = {"a base": base, "bases": base.parent, "a term": ondisk.term_dir(run, 1)}
+    linked = at.get(place, run / "terms")
     linked.rename(elsewhere)
     linked.symlink_to(elsewhere)
     before = {p: p.lstat().st_ctime_ns for p in elsewhere.rglob("*")}
     baits = [p.relative_to(elsewhere).parts for p in before if p.name == ondisk.WEIGHTS]
-    assert len(baits) == {"a base": 1, "the folder of epochs": 4}.get(place, 3)
+    assert len(baits) == {"a base": 1, "the folder of terms": 4}.get(place, 3)
     for remove in (
         writer.retain,
         lambda: prune_run(run, {"keep_last": 1}, dry_run=False, force=True),
@@ -166,7 +166,7 @@ def test_a_shadow_removes_nothing_behind_a_link(tmp_path: Path) -> None:
 def test_what_has_another_name_stays_in_a_base_that_goes(tmp_path: Path) -> None:
     """Somebody's notes: they stay where they are, and all that is ours goes from around them."""
     run = tmp_path / "run"
-    writer = EpochWriter(run, None, Rules(1))
+    writer = TermWriter(run, None, Rules(1))
     for step in (1, 2):
         writer.commit(snapshot(step, thawed=step))
     base = ondisk.base_dir(run, 1, 1)
@@ -177,7 +177,7 @@ def test_what_has_another_name_stays_in_a_base_that_goes(tmp_path: Path) -> None
     assert sorted(base.iterdir()) == sorted(notes)
     assert prune_run(run, {}, dry_run=True, force=False)["frees_bytes"] == 0
     prune_run(run, {"keep_last": 1}, dry_run=False, force=True)
-    writer = EpochWriter(run, Point(1, 2), Rules(1))
+    writer = TermWriter(run, Point(1, 2), Rules(1))
     writer.commit(snapshot(3, thawed=3))
     writer.retain()
     assert all(note.read_bytes() == b"mine" for note in notes)

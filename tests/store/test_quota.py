@@ -14,10 +14,10 @@ from everystep.errors import NotEnoughDisk
 from everystep.format.log import BLOCK_BYTES
 from everystep.shadow.logkeeper import LogKeeper
 from everystep.store.bases import new_bytes
-from everystep.store.epoch import EpochWriter
 from everystep.store.meter import Meter, directory_bytes
 from everystep.store.runs import read_lineage
 from everystep.store.tags import remove_tag, set_tag
+from everystep.store.term import TermWriter
 from everystep.store.verify import verify_run
 
 from .test_retention import CENSUS, snapshot
@@ -34,7 +34,7 @@ def steps(run: Path) -> list[int]:
 def test_older_bases_go_early(bases: int, tmp_path: Path) -> None:
     run, need = tmp_path / "run", new_bytes(snapshot(1), None)
     quota = bases * need
-    writer = EpochWriter(run, None, Rules(9), meter=Meter(Limits(store_quota=quota)))
+    writer = TermWriter(run, None, Rules(9), meter=Meter(Limits(store_quota=quota)))
     for step in range(1, 12):
         writer.commit(snapshot(step, thawed=step))
         assert directory_bytes(run) <= quota
@@ -45,7 +45,7 @@ def test_older_bases_go_early(bases: int, tmp_path: Path) -> None:
 
 def test_what_has_to_stay_stays_and_the_option_is_named(tmp_path: Path) -> None:
     run, need = tmp_path / "run", new_bytes(snapshot(1), None)
-    writer = EpochWriter(run, None, Rules(9), meter=Meter(Limits(store_quota=2 * need)))
+    writer = TermWriter(run, None, Rules(9), meter=Meter(Limits(store_quota=2 * need)))
     last, refused = 0, ""
     for step in range(1, 40):
         try:
@@ -68,7 +68,7 @@ def test_what_has_to_stay_stays_and_the_option_is_named(tmp_path: Path) -> None:
 def test_the_log_of_bases_that_go_early_goes_with_them(tmp_path: Path) -> None:
     run, need = tmp_path / "run", new_bytes(snapshot(1), None)
     meter = Meter(Limits(store_quota=2 * need + 3 * (8192 + _RECORD_BYTES)))
-    writer = EpochWriter(run, None, Rules(9), meter=meter)
+    writer = TermWriter(run, None, Rules(9), meter=meter)
     logged = log_of(run, writer)
     for step in range(1, 20, 2):
         writer.commit(snapshot(step, thawed=step))
@@ -88,8 +88,8 @@ def test_a_log_that_was_refused_goes_with_a_base_and_goes_on(
     """No segment can be begun behind it, so nothing but its writer tells that it may go."""
     run, need = tmp_path / "run", new_bytes(snapshot(1), None)
     meter = Meter(Limits(store_quota=(keep_last + 1) * need + 8 * (8192 + _RECORD_BYTES)))
-    keeper = LogKeeper(run, CENSUS, 1, meter)
-    writer = EpochWriter(run, None, Rules(keep_last), meter=meter, ended_log=keeper.ended)
+    log_keeper = LogKeeper(run, CENSUS, 1, meter)
+    writer = TermWriter(run, None, Rules(keep_last), meter=meter, ended_log=log_keeper.ended)
     bases = refused = 0
 
     def base(step: int) -> None:
@@ -98,24 +98,24 @@ def test_a_log_that_was_refused_goes_with_a_base_and_goes_on(
 
     def look() -> None:
         newest = read_lineage(run).candidates[0].point
-        told = writer.manifest.run_id, writer.manifest.epoch, newest
-        keeper.look_after(*told, reached=0, fits=True, now=True, base_bytes=lambda: need + 8192)
-        keeper.wait(10)
+        told = writer.manifest.run_id, writer.manifest.term, newest
+        log_keeper.look_after(*told, reached=0, fits=True, now=True, base_bytes=lambda: need + 8192)
+        log_keeper.wait(10)
 
     base(0)
     for step in range(1, 100):
         seal = Seal(step, step - 1, random_states(), b"", (b"",), 0)
-        keeper.offer(seal, [([seal], memoryview(b""))])
+        log_keeper.offer(seal, [([seal], memoryview(b""))])
         look()
         assert directory_bytes(run) <= meter.limits.store_quota
-        if keeper.broken:
+        if log_keeper.broken:
             refused += 1
             base(step)
             bases += 1
-            keeper._retry_at = 0.0
+            log_keeper._retry_at = 0.0
             look()
-            assert keeper.reaches(step) == step
+            assert log_keeper.reaches(step) == step
     assert 2 <= refused == bases <= 99 // 3, "most steps are logged"
-    assert keeper.let_go == refused
+    assert log_keeper.let_go == refused
     report = verify_run(run)
     assert report.problems == [] and report.log_step == 99

@@ -9,9 +9,9 @@ import pytest
 from everystep.core.retention import Rules
 from everystep.errors import StepUnavailable
 from everystep.recover.find import find_newest
-from everystep.store.epoch import EpochWriter
 from everystep.store.reach import listed, stretches
 from everystep.store.reader import StoredRun
+from everystep.store.term import TermWriter
 
 from .test_retention import snapshot
 from .test_zombies import log_of, record
@@ -19,7 +19,7 @@ from .test_zombies import log_of, record
 
 def test_a_step_that_is_gone_names_those_that_are_there(tmp_path: Path) -> None:
     """Bases 1, 5, 9, records of 2, 3, 10 and 11: each of these steps can be had, and no other one."""
-    writer = EpochWriter(tmp_path, None, Rules(9))
+    writer = TermWriter(tmp_path, None, Rules(9))
     for base, logged in ((1, (2, 3)), (5, ()), (9, (10, 11))):
         writer.commit(snapshot(base))
         if logged:
@@ -45,7 +45,7 @@ def _can_be_had(run: Path, step: int) -> bool:
 
 
 def test_a_run_without_a_base_says_so(tmp_path: Path) -> None:
-    EpochWriter(tmp_path, None, Rules())
+    TermWriter(tmp_path, None, Rules())
     with pytest.raises(StepUnavailable, match="no step to go back to"):
         find_newest(tmp_path, None, 7)
 

@@ -26,12 +26,12 @@ from everystep.format.base import Manifest, Point, SessionValues, after_seal
 from everystep.recover.find import find_newest
 from everystep.store import bases
 from everystep.store.bases import BaseReader, Snapshot, SnapshotTensor, read_index
-from everystep.store.epoch import EpochWriter
 from everystep.store.files import RunPath
 from everystep.store.meter import Meter
 from everystep.store.retention import plan_retention, unreferenced
 from everystep.store.runs import Candidate, read_lineage, read_manifest
 from everystep.store.tags import read_tags, remove_tag, set_tag
+from everystep.store.term import TermWriter
 from everystep.store.verify import verify_run
 
 SPEC = OptimizerSpec("", "torch.optim.adam:Adam", Mode.REPLAY, ((0, 1),))
@@ -75,7 +75,7 @@ class StoreModel(RuleBasedStateMachine):
         self.folder = tempfile.mkdtemp()
         self.run = Path(self.folder) / "run"
         self.rules = Rules(last, keep_every=every, keep_best=best, keep_slots=slots)
-        self.writer = EpochWriter(self.run, None, self.rules)
+        self.writer = TermWriter(self.run, None, self.rules)
         self.step = self.version = 0
         self.thawed: dict[Point, int] = {}
         self.pinned: dict[str, Point] = {}
@@ -86,7 +86,7 @@ class StoreModel(RuleBasedStateMachine):
         self.step += ahead
         self.version = self.step if thaw else self.version
         self.writer.commit(snapshot(self.step, metric, self.version))
-        self.thawed[Point(self.writer.manifest.epoch, self.step)] = self.version
+        self.thawed[Point(self.writer.manifest.term, self.step)] = self.version
         self.removed_since = False
 
     @precondition(lambda self: self.thawed)
@@ -121,10 +121,10 @@ class StoreModel(RuleBasedStateMachine):
     @precondition(lambda self: self.thawed)
     @rule(back=st.integers(0, 2))
     def go_on_from(self, back: int) -> None:
-        """A restart (0) or a rewind: a new epoch continues one of the whole bases."""
+        """A restart (0) or a rewind: a new term continues one of the whole bases."""
         whole = [c for c in read_lineage(self.run).candidates if not c.weights_only]
         chosen = whole[min(back, len(whole) - 1)]
-        self.writer = EpochWriter(self.run, chosen.point, self.rules)
+        self.writer = TermWriter(self.run, chosen.point, self.rules)
         self.step, self.version = chosen.entry.step, self.thawed[chosen.point]
         self.removed_since = False
 
@@ -141,8 +141,8 @@ class StoreModel(RuleBasedStateMachine):
             found, _ = find_newest(self.run, None)
             assert found is not None and found.point == lineage.candidates[0].point
         if self.removed_since:
-            epoch = self.writer.manifest.epoch
-            assert unreferenced(self.run, lineage.candidates, epoch) == []
+            term = self.writer.manifest.term
+            assert unreferenced(self.run, lineage.candidates, term) == []
             steps = [c.entry.step for c in lineage.candidates]
             in_lineage = {c.point for c in lineage.candidates} & set(self.pinned.values())
             if not self.rules.keep_every and not self.rules.keep_best:
@@ -159,7 +159,7 @@ TestStore.settings = settings(max_examples=12, stateful_step_count=16)
 
 def test_nothing_goes_while_the_newest_base_cannot_be_read_back(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    writer = EpochWriter(run, None, Rules(1))
+    writer = TermWriter(run, None, Rules(1))
     writer.commit(snapshot(1))
     writer.commit(snapshot(2))
     victim = ondisk.base_dir(run, 1, 2) / ondisk.WEIGHTS
@@ -178,11 +178,11 @@ def test_nothing_goes_while_the_newest_base_cannot_be_read_back(tmp_path: Path) 
 
 def test_a_tag_leads_to_a_base_that_was_rewound_over(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    first = EpochWriter(run, None, Rules(1))
+    first = TermWriter(run, None, Rules(1))
     for step in (1, 2):
         first.commit(snapshot(step))
     set_tag(run, "before", 2)
-    second = EpochWriter(run, Point(1, 1), Rules(1))
+    second = TermWriter(run, Point(1, 1), Rules(1))
     for step in (2, 3, 4):
         second.commit(snapshot(step, thawed=step))
         second.retain()
@@ -200,7 +200,7 @@ def test_a_tag_leads_to_a_base_that_was_rewound_over(tmp_path: Path) -> None:
 def test_a_tag_that_comes_while_others_are_removed(tmp_path: Path) -> None:
     """Decided before it came, carried out after it: the base stays. Too late is said to be too late."""
     run = tmp_path / "run"
-    writer = EpochWriter(run, None, Rules(1))
+    writer = TermWriter(run, None, Rules(1))
     for step in (1, 2, 3):
         writer.commit(snapshot(step))
     lineage = read_lineage(run)
@@ -217,7 +217,7 @@ def test_a_tag_that_comes_while_others_are_removed(tmp_path: Path) -> None:
 def test_a_damaged_tag_stops_retention_and_nothing_else(tmp_path: Path) -> None:
     """Nobody knows what it pins."""
     run = tmp_path / "run"
-    writer = EpochWriter(run, None, Rules(1))
+    writer = TermWriter(run, None, Rules(1))
     writer.commit(snapshot(1))
     set_tag(run, "precious", 1)
     ondisk.tag_path(run, "precious").write_bytes(b"everystep tag 1 2 ab\n{}")
@@ -241,7 +241,7 @@ def test_names_that_no_tag_may_have(tmp_path: Path, name: str) -> None:
 
 def test_a_base_without_slots_is_not_resumed_from(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    writer = EpochWriter(run, None, Rules(3, keep_slots=1))
+    writer = TermWriter(run, None, Rules(3, keep_slots=1))
     for step in (1, 2):
         writer.commit(snapshot(step))
         writer.retain()
@@ -256,7 +256,7 @@ def test_a_base_without_slots_is_not_resumed_from(tmp_path: Path) -> None:
 
 def test_rules_and_metrics_are_remembered(tmp_path: Path) -> None:
     rules = Rules(2, keep_best="1 lowest")
-    writer = EpochWriter(tmp_path / "run", None, rules)
+    writer = TermWriter(tmp_path / "run", None, rules)
     for step, metric in ((1, 0.5), (2, float("nan")), (3, None)):
         writer.commit(snapshot(step, metric))
     manifest = read_manifest(tmp_path / "run", 1)
@@ -265,15 +265,15 @@ def test_rules_and_metrics_are_remembered(tmp_path: Path) -> None:
 
 
 def test_what_is_gone_does_not_come_back_with_a_rewind(tmp_path: Path) -> None:
-    """Epoch 2 removes a base of epoch 1, then the run goes on from another base of epoch 1."""
+    """Term 2 removes a base of term 1, then the run goes on from another base of term 1."""
     run = tmp_path / "run"
-    first = EpochWriter(run, None, Rules(2))
+    first = TermWriter(run, None, Rules(2))
     for step in (1, 2):
         first.commit(snapshot(step))
-    second = EpochWriter(run, Point(1, 2), Rules(2))
+    second = TermWriter(run, Point(1, 2), Rules(2))
     second.commit(snapshot(3))
     second.retain()
-    EpochWriter(run, Point(1, 2), Rules(2))
+    TermWriter(run, Point(1, 2), Rules(2))
     assert [c.point for c in read_lineage(run).candidates] == [Point(1, 2)]
     assert verify_run(run).problems == []
 
@@ -289,7 +289,7 @@ def test_documents_from_before_there_were_rules_are_read() -> None:
     manifest = msgspec.convert(
         {
             "run_id": "r" * 32,
-            "epoch": 1,
+            "term": 1,
             "continues": None,
             "host": "h",
             "pid": 1,
@@ -306,7 +306,7 @@ def test_an_index_that_cannot_be_read_now_is_not_one_that_refers_to_nothing(
 ) -> None:
     """The disk fails once while retention looks what is still needed: the next turn goes on."""
     run, plain = tmp_path / "run", bases.read_file
-    writer = EpochWriter(run, None, Rules(1))
+    writer = TermWriter(run, None, Rules(1))
     writer.commit(snapshot(1))
     writer.commit(snapshot(2))  # its first atom lies in the base of step 1
     refused = itertools.count()
@@ -327,7 +327,7 @@ def test_an_index_that_cannot_be_read_now_is_not_one_that_refers_to_nothing(
 
 
 def test_a_base_that_no_reader_would_take_is_not_called_durable(tmp_path: Path) -> None:
-    run, writer = tmp_path / "run", EpochWriter(tmp_path / "run", None, Rules())
+    run, writer = tmp_path / "run", TermWriter(tmp_path / "run", None, Rules())
     writer.commit(snapshot(1))
     good = snapshot(2)
     wrong = good._replace(tensors=[good.tensors[0]._replace(shape=(2, 32)), *good.tensors[1:]])
@@ -341,7 +341,7 @@ def test_a_base_that_no_reader_would_take_is_not_called_durable(tmp_path: Path) 
 def test_reading_back_and_removing_are_counted(tmp_path: Path) -> None:
     """Whoever waits for a flush sees that something is done, however long it takes."""
     meter = Meter()
-    writer = EpochWriter(tmp_path / "run", None, Rules(keep_last=1), meter=meter)
+    writer = TermWriter(tmp_path / "run", None, Rules(keep_last=1), meter=meter)
     writer.commit(snapshot(1))
     written = meter.operations
     assert written > 0

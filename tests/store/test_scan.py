@@ -16,8 +16,8 @@ from everystep.core.retention import Rules
 from everystep.errors import CorruptData
 from everystep.store import bases
 from everystep.store import scan as scanning
-from everystep.store.epoch import EpochWriter
 from everystep.store.scan import scan
+from everystep.store.term import TermWriter
 from everystep.store.verify import verify_run
 
 
@@ -80,14 +80,14 @@ def _refuse_to_map(path: Path) -> memoryview:
 
 
 def test_verify_reads_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    EpochWriter(tmp_path / "run", None, Rules(1)).commit(_snapshot(1 << 20))
+    TermWriter(tmp_path / "run", None, Rules(1)).commit(_snapshot(1 << 20))
     monkeypatch.setattr(bases, "map_file", _refuse_to_map)
     report = verify_run(tmp_path / "run")
     assert not report.problems and report.bytes > 1 << 20
 
 
 def test_a_base_is_read_back_from_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    writer, snapshot = EpochWriter(tmp_path / "run", None, Rules(1)), _snapshot(1 << 20)
+    writer, snapshot = TermWriter(tmp_path / "run", None, Rules(1)), _snapshot(1 << 20)
     writer.commit(snapshot)
     writer.commit(snapshot._replace(step=snapshot.step + 1))
     monkeypatch.setattr(bases, "map_file", _refuse_to_map)

@@ -17,7 +17,7 @@ from everystep.core.retention import Rules
 from everystep.format.base import StoredFile
 from everystep.format.values import encode
 from everystep.store.bases import check_file
-from everystep.store.epoch import EpochWriter
+from everystep.store.term import TermWriter
 from everystep.store.verify import verify_run
 
 from .small_store import build
@@ -41,7 +41,7 @@ def beside(run: Path, work: Callable[[], None], times: int) -> Callable[[StoredF
 @pytest.mark.parametrize("times", [1, 3])
 def test_what_a_writer_has_dropped_meanwhile_is_no_damage(times: int, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    writer = EpochWriter(run, None, Rules(1))
+    writer = TermWriter(run, None, Rules(1))
     writer.commit(snapshot(2))
     steps = iter(range(3, 20))
 
@@ -58,7 +58,7 @@ def test_what_a_writer_has_dropped_meanwhile_is_no_damage(times: int, tmp_path: 
 def test_a_writer_that_is_faster_than_who_reads_makes_no_damage(keep: int, tmp_path: Path) -> None:
     """All that was looked at has gone each time before it was read."""
     run = tmp_path / "run"
-    writer = EpochWriter(run, None, Rules(keep))
+    writer = TermWriter(run, None, Rules(keep))
     writer.commit(snapshot(2))
     steps = iter(range(3, 2000))
 
@@ -75,12 +75,12 @@ def test_a_writer_that_is_faster_than_who_reads_makes_no_damage(keep: int, tmp_p
 
 def test_damage_beside_a_writer_is_damage(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    writer = EpochWriter(run, None, Rules(3))
+    writer = TermWriter(run, None, Rules(3))
     writer.commit(snapshot(2))
 
     def damage() -> None:
         writer.commit(snapshot(3, thawed=3))
-        path = next((run / "epochs/000001/bases/000000000002").glob("weights*"))
+        path = next((run / "terms/000001/bases/000000000002").glob("weights*"))
         path.write_bytes(path.read_bytes()[:-1] + b"\xff")
 
     report = verify_run(run, check=beside(run, damage, 1))
@@ -130,7 +130,7 @@ def test_a_log_with_a_hole_is_not_well(tmp_path: Path) -> None:
 def _logged(run: Path) -> Path:
     from .test_zombies import log_of, record
 
-    writer = EpochWriter(run, None, Rules(3))
+    writer = TermWriter(run, None, Rules(3))
     writer.commit(snapshot(2))
     log = log_of(run, writer)
     log.append([record(3), record(4)])

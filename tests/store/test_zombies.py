@@ -31,11 +31,11 @@ from everystep.format.log import LoggedRecord, census_digest
 from everystep.format.slot import pack_events
 from everystep.recover.find import find_newest
 from everystep.store import layout, runs
-from everystep.store.epoch import EpochWriter
 from everystep.store.log import LogWriter, old_segments
 from everystep.store.retention import remove, unreferenced
 from everystep.store.runs import Known, read_lineage
 from everystep.store.tags import read_tags, set_tag
+from everystep.store.term import TermWriter
 from everystep.store.verify import verify_run
 
 from .test_retention import CENSUS, snapshot
@@ -96,15 +96,15 @@ def record(step: int) -> LoggedRecord:
     return LoggedRecord(step, step - 1, memoryview(frame_entry(*document, b"")))
 
 
-def log_of(run: Path, writer: EpochWriter) -> LogWriter:
+def log_of(run: Path, writer: TermWriter) -> LogWriter:
     manifest = writer.manifest
-    return LogWriter(run, manifest.run_id, manifest.epoch, census_digest(CENSUS))
+    return LogWriter(run, manifest.run_id, manifest.term, census_digest(CENSUS))
 
 
-def build(run: Path) -> EpochWriter:
-    """Epochs 1 and 2, with logs, a base that a tag pins, leftovers of a killed writer. The writer of epoch 2
+def build(run: Path) -> TermWriter:
+    """Terms 1 and 2, with logs, a base that a tag pins, leftovers of a killed writer. The writer of term 2
     has bases to drop, one to slim, files nobody refers to and segments to remove."""
-    first = EpochWriter(run, None, RULES)
+    first = TermWriter(run, None, RULES)
     logged = log_of(run, first)
     for step in (2, 3):
         first.commit(snapshot(step))
@@ -115,7 +115,7 @@ def build(run: Path) -> EpochWriter:
     killed = ondisk.base_dir(run, 1, 9)
     killed.mkdir(parents=True)
     (killed / ondisk.WEIGHTS).write_bytes(b"half a base")
-    second = EpochWriter(run, Point(1, 4), RULES)
+    second = TermWriter(run, Point(1, 4), RULES)
     logged = log_of(run, second)
     for step in (5, 6, 7):
         second.commit(snapshot(step, thawed=step))
@@ -130,10 +130,10 @@ class Successor:
 
     def __init__(self, run: Path, continues: Point) -> None:
         self.run = run
-        self.writer = EpochWriter(run, continues, RULES)
+        self.writer = TermWriter(run, continues, RULES)
         step = continues.step + 1
         before = read_lineage(run).candidates[0]
-        thawed = before.entry.step if before.epoch == 2 else 0
+        thawed = before.entry.step if before.term == 2 else 0
         self.writer.commit(snapshot(step, thawed=thawed))  # refers to files of the base before it
         self._log = log_of(run, self.writer)
         self._log.append([record(step + 1)])
@@ -151,7 +151,7 @@ class Successor:
         assert not report.problems and report.bases == len(counting)
         found, _ = find_newest(self.run, None)
         assert found is not None
-        assert found.point == Point(self.writer.manifest.epoch, self.newest + 1)
+        assert found.point == Point(self.writer.manifest.term, self.newest + 1)
         assert not found.problems
 
 
@@ -166,12 +166,12 @@ def oldest_base(run: Path) -> Point:
     return next(c for c in reversed(read_lineage(run).candidates) if not c.weights_only).point
 
 
-def retain(run: Path, zombie: EpochWriter) -> None:
+def retain(run: Path, zombie: TermWriter) -> None:
     with suppress(Fenced):
         zombie.retain()
 
 
-def prune(run: Path, zombie: EpochWriter) -> None:
+def prune(run: Path, zombie: TermWriter) -> None:
     with suppress(Fenced):
         prune_run(run, {"keep_last": 1}, dry_run=False, force=True)
 
@@ -186,11 +186,11 @@ def quick() -> Iterator[Path]:
 
 @pytest.mark.parametrize(
     ("clear_up", "first", "continued"),
-    # prune begins with a look at what epochs there are: it goes on behind whoever claimed the run before that
+    # prune begins with a look at what terms there are: it goes on behind whoever claimed the run before that
     [(retain, 0, newest_point), (retain, 0, oldest_base), (prune, 2, oldest_base)],
 )
 def test_a_claim_between_every_two_operations(
-    clear_up: Callable[[Path, EpochWriter], None],
+    clear_up: Callable[[Path, TermWriter], None],
     first: int,
     continued: Callable[[Path], Point],
     quick: Path,
@@ -235,15 +235,15 @@ def claimed_before(
     return successors[0] if successors else None
 
 
-def test_what_lies_in_newer_epochs_is_nobodys_to_remove(tmp_path: Path) -> None:
+def test_what_lies_in_newer_terms_is_nobodys_to_remove(tmp_path: Path) -> None:
     """Whatever a plan says that was made before them."""
     writer = build(tmp_path / "run")
     stale = read_lineage(tmp_path / "run")
     successor = Successor(tmp_path / "run", newest_point(tmp_path / "run"))
-    doomed = unreferenced(tmp_path / "run", [], writer.manifest.epoch)
+    doomed = unreferenced(tmp_path / "run", [], writer.manifest.term)
     doomed += old_segments(tmp_path / "run", stale, 10**9)
-    epochs = {layout.epoch_of(path.inside) for path in doomed}
-    assert epochs == {1, 2} and successor.writer.manifest.epoch == 3
+    terms = {layout.term_of(path.inside) for path in doomed}
+    assert terms == {1, 2} and successor.writer.manifest.term == 3
 
 
 def test_whoever_is_fenced_in_the_midst_removes_nothing_more(tmp_path: Path) -> None:
@@ -254,7 +254,7 @@ def test_whoever_is_fenced_in_the_midst_removes_nothing_more(tmp_path: Path) -> 
 
     def still_ours() -> None:
         if next(looks) == 1:
-            raise Fenced("epoch 2 owns the run now")
+            raise Fenced("term 2 owns the run now")
 
     with pytest.raises(Fenced):
         remove(list(map(ondisk.place, paths)), still_ours)
@@ -264,12 +264,12 @@ def test_whoever_is_fenced_in_the_midst_removes_nothing_more(tmp_path: Path) -> 
 def test_a_shadow_that_comes_late_to_its_claim_is_fenced(tmp_path: Path) -> None:
     """It stood still from its start on, and others have gone on with the run meanwhile."""
     run = tmp_path / "run"
-    EpochWriter(run, None, RULES, known=Known(0, ("ours",))).commit(snapshot(2))
-    EpochWriter(run, Point(1, 2), RULES, known=Known(1, ("theirs",))).commit(snapshot(5))
-    with pytest.raises(Fenced, match="claimed epoch 2"):
-        EpochWriter(run, Point(1, 3), RULES, known=Known(1, ("ours",)))
+    TermWriter(run, None, RULES, known=Known(0, ("ours",))).commit(snapshot(2))
+    TermWriter(run, Point(1, 2), RULES, known=Known(1, ("theirs",))).commit(snapshot(5))
+    with pytest.raises(Fenced, match="claimed term 2"):
+        TermWriter(run, Point(1, 3), RULES, known=Known(1, ("ours",)))
     assert newest_point(run) == Point(2, 5)
-    assert ondisk.epoch_numbers(run) == [2, 1], "a claim that is refused leaves nothing"
+    assert ondisk.term_numbers(run) == [2, 1], "a claim that is refused leaves nothing"
 
 
 def test_shadows_of_one_attach_follow_each_other(tmp_path: Path) -> None:
@@ -277,21 +277,21 @@ def test_shadows_of_one_attach_follow_each_other(tmp_path: Path) -> None:
     known = [Known(0, ("a",)), Known(0, ("a",)), Known(1, ("b", "a")), Known(2, ("b",))]
     for step, seen in enumerate(known):
         continues = newest_point(run) if step else None
-        EpochWriter(run, continues, RULES, known=seen).commit(snapshot(step))
+        TermWriter(run, continues, RULES, known=seen).commit(snapshot(step))
         if step == 1:
-            ondisk.epoch_dir(run, 3).mkdir()  # of one that was killed in the midst of its claim
+            ondisk.term_dir(run, 3).mkdir()  # of one that was killed in the midst of its claim
     assert newest_point(run) == Point(5, 3)
     with pytest.raises(Fenced):  # who attached before and handed its state on
-        EpochWriter(run, Point(2, 1), RULES, known=Known(2, ("a",)))
+        TermWriter(run, Point(2, 1), RULES, known=Known(2, ("a",)))
 
 
 def test_a_claim_goes_on_behind_what_was_claimed_since_the_handover(tmp_path: Path) -> None:
-    """A shadow that was asked for its state may claim its epoch, and write, after it has answered."""
+    """A shadow that was asked for its state may claim its term, and write, after it has answered."""
     run = tmp_path / "run"
-    EpochWriter(run, None, RULES, known=Known(0, ("a",))).commit(snapshot(4))
-    EpochWriter(run, Point(1, 4), RULES, known=Known(0, ("a",), step=4)).commit(snapshot(5))
-    told = Point(1, 5)  # by the one that has written to epoch 2 since
-    ours = EpochWriter(run, told, RULES, known=Known(1, ("b", "a"), step=5)).manifest
+    TermWriter(run, None, RULES, known=Known(0, ("a",))).commit(snapshot(4))
+    TermWriter(run, Point(1, 4), RULES, known=Known(0, ("a",), step=4)).commit(snapshot(5))
+    told = Point(1, 5)  # by the one that has written to term 2 since
+    ours = TermWriter(run, told, RULES, known=Known(1, ("b", "a"), step=5)).manifest
     assert ours.continues == Point(2, 5) and newest_point(run) == Point(2, 5)
 
     known = Known(1, ("b", "a"), step=9)
@@ -306,10 +306,10 @@ def test_a_claim_goes_on_behind_what_was_claimed_since_the_handover(tmp_path: Pa
 
 def test_who_clears_up_leaves_a_claim_alone_that_is_under_way(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    EpochWriter(run, None, RULES).commit(snapshot(1))
-    ondisk.epoch_dir(run, 2).mkdir()
+    TermWriter(run, None, RULES).commit(snapshot(1))
+    ondisk.term_dir(run, 2).mkdir()
     with pytest.raises(Fenced):
-        EpochWriter(run, Point(1, 1), RULES, known=Known(1))
+        TermWriter(run, Point(1, 1), RULES, known=Known(1))
 
 
 def test_of_two_claims_at_once_one_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,25 +319,25 @@ def test_of_two_claims_at_once_one_is_told(tmp_path: Path, monkeypatch: pytest.M
 
     def late(folder: Path, manifest: Manifest) -> None:
         monkeypatch.setattr(runs, "write_manifest", plain)
-        EpochWriter(run, None, RULES, known=Known(0, ("b",))).commit(snapshot(7))
+        TermWriter(run, None, RULES, known=Known(0, ("b",))).commit(snapshot(7))
         plain(folder, manifest)
 
     monkeypatch.setattr(runs, "write_manifest", late)
     with pytest.raises(Fenced):
-        EpochWriter(run, None, RULES, known=Known(0, ("a",)))
+        TermWriter(run, None, RULES, known=Known(0, ("a",)))
     assert newest_point(run) == Point(2, 7)
-    assert ondisk.epoch_numbers(run) == [2], "a claim that comes too late leaves nothing"
+    assert ondisk.term_numbers(run) == [2], "a claim that comes too late leaves nothing"
 
 
 def test_a_claim_that_the_disk_refuses_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is tried again every minute: a disk that is full for days would fill with epochs."""
+    """It is tried again every minute: a disk that is full for days would fill with terms."""
     run = tmp_path / "run"
-    EpochWriter(run, None, RULES).commit(snapshot(1))
+    TermWriter(run, None, RULES).commit(snapshot(1))
 
     def full(folder: Path, manifest: Manifest) -> None:
-        temporary = ondisk.epoch_dir(folder, manifest.epoch) / f"{ondisk.TEMPORARY_PREFIX}manifest"
+        temporary = ondisk.term_dir(folder, manifest.term) / f"{ondisk.TEMPORARY_PREFIX}manifest"
         temporary.write_bytes(b"half of it")
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -345,9 +345,9 @@ def test_a_claim_that_the_disk_refuses_leaves_nothing(
         patches.setattr(runs, "write_manifest", full)
         for _ in range(3):
             with pytest.raises(OSError, match="No space"):
-                EpochWriter(run, Point(1, 1), RULES)
-            assert ondisk.epoch_numbers(run) == [1]
-    assert EpochWriter(run, Point(1, 1), RULES).manifest.epoch == 2
+                TermWriter(run, Point(1, 1), RULES)
+            assert ondisk.term_numbers(run) == [1]
+    assert TermWriter(run, Point(1, 1), RULES).manifest.term == 2
 
 
 @pytest.mark.parametrize("how", ["removed", "replaced"])
@@ -355,7 +355,7 @@ def test_a_log_whose_file_was_removed_is_told_and_goes_on_in_another(
     how: str, tmp_path: Path
 ) -> None:
     """Replaced: a backup was put back, or a tool that synchronises folders has written it anew."""
-    writer = EpochWriter(tmp_path / "run", None, RULES)
+    writer = TermWriter(tmp_path / "run", None, RULES)
     writer.commit(snapshot(1))
     logged = log_of(tmp_path / "run", writer)
     logged.append([record(2)])
@@ -375,7 +375,7 @@ def test_a_log_whose_file_was_removed_is_told_and_goes_on_in_another(
 
 def test_a_run_that_was_moved_away_is_not_made_anew(tmp_path: Path) -> None:
     run, away = tmp_path / "run", tmp_path / "away"
-    writer = EpochWriter(run, None, RULES)
+    writer = TermWriter(run, None, RULES)
     writer.commit(snapshot(1))
     logged = log_of(run, writer)
     run.rename(away)

@@ -48,12 +48,12 @@ class Mutant:
 _CARRY_OUT = (
     """        try:
             lineage = self._own_lineage()
-            doomed = unreferenced(self._run, lineage.candidates, before.epoch)
+            doomed = unreferenced(self._run, lineage.candidates, before.term)
             if plan.keep:
                 doomed += old_segments(self._run, lineage, plan.log_begins_at)
                 newest = self._ended_log()  # no segment behind it tells that it may go
                 doomed += [newest[0]] if newest and newest[1] <= plan.log_begins_at else []
-            check_fence(self._run, before.epoch)
+            check_fence(self._run, before.term)
         except Fenced:
             if self.manifest != before:
                 self._write(before)
@@ -260,7 +260,7 @@ MUTANTS = [
     ),
     Mutant(
         "ages go by the wall clock",
-        "shadow/persist.py",
+        "shadow/base_writer.py",
         "time.monotonic()",
         "time.time()",
         10,
@@ -319,7 +319,7 @@ MUTANTS = [
         "            if first > reached:",
         "            if False:",
     ),
-    Mutant("a zombie removes what its successor wrote", "store/epoch.py", *_CARRY_OUT),
+    Mutant("a zombie removes what its successor wrote", "store/term.py", *_CARRY_OUT),
     Mutant(
         "a shadow that comes late to its claim takes the run away",
         "store/runs.py",

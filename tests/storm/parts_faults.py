@@ -94,7 +94,8 @@ def failing(owner, name, armed):
         return real(self, *args, **more)
     setattr(owner, name, work)
 for where in (
-    "intake.Intake.take", "tuning.Tuning.on_record", "keeper.Keeper.persist_if_due", "replica.Replica.write"
+    "intake.Intake.take", "tuning.Tuning.on_record",
+    "base_scheduler.BaseScheduler.persist_if_due", "replica.Replica.write",
 ):
     module, kind, name = where.split(".")
     owner = getattr(importlib.import_module(f"everystep.shadow.{module}"), kind)

@@ -25,7 +25,7 @@ for _ in range(TOTAL):
         if step % $k == 1:
             break
 """
-_EPOCHS = """
+_TERMS = """
 for end in range($k, TOTAL + $k, $k):
     for step in run.steps(min(end, TOTAL)):
         @turn
@@ -95,7 +95,7 @@ LOOPS = [
     part("seal", {"loop": _SEAL}, weight=2),
     part("seal_bare", {"loop": _BARE}, weight=0.5, excused_by="resume", tells="resume"),
     part("again", {"loop": _AGAIN}, weight=1.5, bars="skips", k=[3, 2]),
-    part("epochs", {"loop": _EPOCHS}, k=[3, 4]),
+    part("terms", {"loop": _TERMS}, k=[3, 4]),
     part(
         "interrupted",
         {"loop": _INTERRUPTED, "placed": _INTERRUPT},

@@ -33,7 +33,7 @@ from everystep.lane.control import (
 )
 from everystep.lane.protocol import PROTOCOL
 from everystep.lane.runtime import ShadowCard
-from everystep.shadow.opening import Opening
+from everystep.shadow.config import ShadowConfig
 from everystep.shadow.spawn import ShadowHandle
 
 SEED = int(os.environ.get("EVERYSTEP_SEED", random.SystemRandom().randrange(1 << 30)))
@@ -46,6 +46,7 @@ MESSAGES = {
     5: "ca53b003571e6450",
     6: "cf61ce1cbe11b173",
     7: "38d3209b132974ea",
+    8: "112e6817f5056e4e",
 }
 
 _SHADOW = """
@@ -106,7 +107,7 @@ def test_a_shadow_that_does_not_answer_is_not_waited_for_longer_than_asked(tmp_p
 
 def test_messages_that_change_are_another_protocol() -> None:
     """A shadow of before would misread them, or be misread."""
-    schema = msgspec.json.schema_components([Request, Answer, Opening, ShadowCard])[1]
+    schema = msgspec.json.schema_components([Request, Answer, ShadowConfig, ShadowCard])[1]
     for described in schema.values():
         described.pop("description", None)  # what we say about them may change
     found = hashlib.sha256(msgspec.json.encode(schema, order="deterministic")).hexdigest()[:16]
@@ -168,7 +169,7 @@ def test_a_refusal_is_an_error_in_words(server: str) -> None:
 
 @pytest.mark.parametrize(
     "answered",
-    [b"", b"\xc1", {"protocol": 7, "status": "fine"}, {"holding": {"step": "one"}}],
+    [b"", b"\xc1", {"protocol": 7, "status": "fine"}, {"handle": {"step": "one"}}],
     ids=["nothing", "nonsense", "newer", "older"],
 )
 def test_an_answer_that_is_not_understood_is_an_error_in_words(

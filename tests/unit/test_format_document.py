@@ -121,10 +121,10 @@ def test_every_state_tag_is_written_and_read() -> None:
 
 def test_bounds() -> None:
     written = re.search(
-        r"Epochs go up to (\d+), steps up to (\d+), segments of an epoch up to (\d+)", TEXT
+        r"Terms go up to (\d+), steps up to (\d+), segments of a term up to (\d+)", TEXT
     )
     assert written is not None
-    expected = (numbers.EPOCH_MAX, numbers.STEP_MAX, layout._SEGMENT_MAX)
+    expected = (numbers.TERM_MAX, numbers.STEP_MAX, layout._SEGMENT_MAX)
     assert tuple(map(int, written.groups())) == expected
     assert f"at most {numbers.DIMENSIONS_MAX} dimensions" in TEXT
     assert f"at most {session_bytes_max(Census((), (), 'exact'))} bytes" in TEXT

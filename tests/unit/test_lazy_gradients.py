@@ -9,7 +9,7 @@ import torch
 from exact.lagging import LaggingSide
 
 from everystep.capture.gradient_copies import GradientCopies
-from everystep.capture.holds import Holds
+from everystep.capture.in_flight import InFlightBuffers
 from everystep.core.census import Atom, Census, Mode, OptimizerSpec, gradient_layout
 
 
@@ -33,7 +33,7 @@ def test_what_a_step_would_see_is_copied() -> None:
     layout = gradient_layout(Census(atoms, (spec,), "exact"), 0)
     for early in (False, True):
         memory = torch.zeros(4096, dtype=torch.uint8)
-        copies = GradientCopies(memory, {torch.device("cpu"): RawSide(1, 1.0)}, Holds())
+        copies = GradientCopies(memory, {torch.device("cpu"): RawSide(1, 1.0)}, InFlightBuffers())
         if early:
             copies.send_some(0, 0, layout, {0: conjugate})
         else:

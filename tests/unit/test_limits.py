@@ -1,4 +1,4 @@
-"""Limits on what is written: pure, with a clock of our own; and as keeper and log obey them and tell."""
+"""Limits on what is written: pure, with a clock of our own; and as bases and log obey them and tell."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_keeper import Bench as KeeperBench
+from test_base_scheduler import Bench as KeeperBench
 from test_logkeeper import CENSUS
 from test_logkeeper import Bench as LogBench
 
@@ -26,9 +26,9 @@ from everystep.errors import OptionsError
 from everystep.format.base import Point
 from everystep.options import Options, resolve, size_bytes
 from everystep.shadow import logkeeper
-from everystep.shadow.keeper import Keeper
+from everystep.shadow.base_scheduler import BaseScheduler
+from everystep.shadow.base_writer import BaseWriter
 from everystep.shadow.logkeeper import LogKeeper
-from everystep.shadow.persist import Persister
 from everystep.shadow.report import describe_store
 from everystep.shadow.shipper import Shipper
 from everystep.store.history import written_lately
@@ -125,16 +125,16 @@ def test_the_log_leaves_room_for_a_base() -> None:
 
 
 def limited(bench: KeeperBench, meter: Meter, run: Path) -> None:
-    bench.persister = Persister(run, None, bench.persister._rules, meter=meter)
-    bench.keeper = Keeper(Options(durable_every=1), bench.intake, bench.persister)
-    bench.persister.claim()
+    bench.base_writer = BaseWriter(run, None, bench.base_writer._rules, meter=meter)
+    bench.base_scheduler = BaseScheduler(Options(durable_every=1), bench.intake, bench.base_writer)
+    bench.base_writer.claim()
 
 
 def persist(bench: KeeperBench, *, asked: bool = False) -> int:
-    bench.keeper.persist_if_due(asked=asked, last_words=False, moving=False)
-    bench.persister.wait()
-    durable = bench.persister.state.durable
-    assert durable is not None, bench.persister.state
+    bench.base_scheduler.persist_if_due(asked=asked, last_words=False, moving=False)
+    bench.base_writer.wait()
+    durable = bench.base_writer.state.durable
+    assert durable is not None, bench.base_writer.state
     return durable.step
 
 
@@ -148,15 +148,18 @@ def test_a_day_that_is_full_holds_bases_up_and_says_so(tmp_path: Path) -> None:
     bench.call(step=2)
     assert bench.intake.take(may_apply=True)
     assert persist(bench) == 1
-    assert "disk_bytes_per_day" in bench.keeper.delayed and "durable_every" in bench.keeper.delayed
+    assert (
+        "disk_bytes_per_day" in bench.base_scheduler.delayed
+        and "durable_every" in bench.base_scheduler.delayed
+    )
     assert persist(bench, asked=True) == 2, "who asks gets it"
-    assert not bench.keeper.delayed
+    assert not bench.base_scheduler.delayed
     bench.call(step=3)
     assert bench.intake.take(may_apply=True)
-    assert persist(bench) == 2 and bench.keeper.delayed
+    assert persist(bench) == 2 and bench.base_scheduler.delayed
     clock.now += DAY_SECONDS + 900
-    assert persist(bench) == 3 and not bench.keeper.delayed
-    told = describe_store(bench.persister, None, Shipper(tmp_path / "run", None, 0))["limits"]
+    assert persist(bench) == 3 and not bench.base_scheduler.delayed
+    told = describe_store(bench.base_writer, None, Shipper(tmp_path / "run", None, 0))["limits"]
     assert told["disk_bytes_per_day"] == 10_000
     assert (
         0 < told["written_last_day_bytes"] == json.loads(json.dumps(told))["written_last_day_bytes"]
@@ -173,10 +176,10 @@ def test_a_rate_that_is_too_slow_for_the_bases_is_told(tmp_path: Path) -> None:
     began = clock.now
     persist(bench)
     assert clock.now - began == pytest.approx(meter.total / 100) and meter.total > 1000
-    bench.keeper._begun = (0, 0.0)
-    bench.keeper._look_at_rate()
-    assert "disk_bytes_per_second (100 B)" in bench.keeper.delayed
-    bench.persister.meter.hurry = True
+    bench.base_scheduler._begun = (0, 0.0)
+    bench.base_scheduler._look_at_rate()
+    assert "disk_bytes_per_second (100 B)" in bench.base_scheduler.delayed
+    bench.base_writer.meter.hurry = True
     bench.call(step=2)
     assert bench.intake.take(may_apply=True)
     began = clock.now
@@ -190,21 +193,21 @@ def test_a_log_that_a_limit_ends_names_it_and_goes_on_behind_a_base(
     clock = Clock()
     bench = LogBench(tmp_path)
     meter = Meter(limits, clock, clock.sleep)
-    bench.keeper = LogKeeper(tmp_path, CENSUS, 1, meter)
+    bench.log_keeper = LogKeeper(tmp_path, CENSUS, 1, meter)
     bench.log(1, 0)
     bench.log(2, 1)
     option = next(n for n in Limits.__struct_fields__ if getattr(limits, n))
-    assert option in bench.keeper.problem and bench.keeper.broken
-    ends = bench.keeper.reaches(0)
+    assert option in bench.log_keeper.problem and bench.log_keeper.broken
+    ends = bench.log_keeper.reaches(0)
     bench.check(ends)
     assert ends < 2
     clock.now += DAY_SECONDS + 900
     meter.measure(tmp_path / "nothing here")
     bench.base = Point(1, 2)
-    bench.keeper._retry_at = 0.0
+    bench.log_keeper._retry_at = 0.0
     bench.log(3, 2)
     bench.check(3)
-    assert not bench.keeper.problem
+    assert not bench.log_keeper.problem
 
 
 def test_records_that_come_faster_than_the_rate_name_the_option(
@@ -212,7 +215,7 @@ def test_records_that_come_faster_than_the_rate_name_the_option(
 ) -> None:
     monkeypatch.setattr(logkeeper, "_WAITING_BYTES_MAX", 40)
     bench = LogBench(tmp_path)
-    bench.keeper = LogKeeper(tmp_path, CENSUS, 9, Meter(Limits(disk_bytes_per_second=1)))
+    bench.log_keeper = LogKeeper(tmp_path, CENSUS, 9, Meter(Limits(disk_bytes_per_second=1)))
     for step in (1, 2, 3):
         bench.offer(step, step - 1)
-    assert "disk_bytes_per_second (1 B)" in bench.keeper.problem and bench.keeper.broken
+    assert "disk_bytes_per_second (1 B)" in bench.log_keeper.problem and bench.log_keeper.broken

@@ -29,8 +29,8 @@ RNG = random_states()
 class Bench:
     def __init__(self, run: Path) -> None:
         self.run = run
-        ondisk.epoch_dir(run, 1).mkdir(parents=True)
-        self.keeper = LogKeeper(run, CENSUS, 1)
+        ondisk.term_dir(run, 1).mkdir(parents=True)
+        self.log_keeper = LogKeeper(run, CENSUS, 1)
         self.base = Point(1, 0)
         self.reached = 0
 
@@ -40,18 +40,18 @@ class Bench:
 
     def offer(self, step: int, after: int, *events: Event) -> None:
         seal = Seal(step, after, RNG, b"", (), 0)
-        self.keeper.offer(seal, [([*events, seal], memoryview(b""))])
+        self.log_keeper.offer(seal, [([*events, seal], memoryview(b""))])
 
     def look(self, *, fits: bool = True) -> None:
-        self.keeper.look_after(RUN_ID, 1, self.base, reached=self.reached, fits=fits, now=True)
+        self.log_keeper.look_after(RUN_ID, 1, self.base, reached=self.reached, fits=fits, now=True)
         deadline = time.monotonic() + 10
-        while self.keeper.busy and time.monotonic() < deadline:
+        while self.log_keeper.busy and time.monotonic() < deadline:
             time.sleep(0.001)
 
     def check(self, expected: int) -> None:
         lineage = Lineage(RUN_ID, [], [], ((1, None),))
         found = read_log(self.run, lineage, self.base, CENSUS)
-        assert self.keeper.reaches(self.base.step) == expected == found.end.step
+        assert self.log_keeper.reaches(self.base.step) == expected == found.end.step
 
 
 def test_steps_that_the_trainer_let_go_end_the_log_until_the_next_base(tmp_path: Path) -> None:
@@ -62,20 +62,20 @@ def test_steps_that_the_trainer_let_go_end_the_log_until_the_next_base(tmp_path:
     bench.log(7, 6)
     bench.log(8, 7)
     bench.check(2)
-    assert bench.keeper.broken
+    assert bench.log_keeper.broken
     bench.base = Point(1, 7)
     bench.look()
     bench.check(8)
-    assert not bench.keeper.broken
+    assert not bench.log_keeper.broken
 
 
 def test_the_state_that_recording_begins_with_is_written_as_a_base_only(tmp_path: Path) -> None:
     """It comes in parts; the last of them comes with the first record that could be redone."""
     bench = Bench(tmp_path)
     bench.offer(0, 0, Rebase((3,), (0,)))
-    assert bench.keeper.broken
+    assert bench.log_keeper.broken
     bench.look()  # its base is durable
-    assert not bench.keeper.broken and not ondisk.segments(tmp_path, 1)
+    assert not bench.log_keeper.broken and not ondisk.segments(tmp_path, 1)
     bench.log(1, 0)
     bench.log(2, 1, based=(3,))  # a repair: what is sent anew is part of that step
     bench.check(2)
@@ -91,7 +91,7 @@ def test_a_shadow_that_begins_behind_the_newest_base_claims_no_more(
     bench.log(5, 5, fits=fits, based=(0, 1, 2, 3))
     for step in (6, 7):
         bench.log(step, step - 1, fits=fits)
-    assert bench.keeper.broken and bench.keeper.reaches(2) == 2
+    assert bench.log_keeper.broken and bench.log_keeper.reaches(2) == 2
     bench.base = Point(1, 5)
     bench.look()
     bench.check(7)
@@ -106,8 +106,8 @@ def test_a_shadow_that_takes_over_claims_what_the_log_before_it_reaches(
     bench.base, bench.reached = Point(1, 2), reached
     for step in (6, 7):
         bench.log(step, step - 1)
-    assert bench.keeper.broken is (reached < 5)
-    assert bench.keeper.reaches(2) == (7 if reached == 5 else 3)
+    assert bench.log_keeper.broken is (reached < 5)
+    assert bench.log_keeper.reaches(2) == (7 if reached == 5 else 3)
     bench.base = Point(1, 5)
     bench.look()
     bench.check(7)
@@ -116,7 +116,7 @@ def test_a_shadow_that_takes_over_claims_what_the_log_before_it_reaches(
 def test_behind_a_base_of_another_model_nothing_is_claimed(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.log(1, 0, fits=False)
-    assert bench.keeper.broken and bench.keeper.reaches(0) == 0
+    assert bench.log_keeper.broken and bench.log_keeper.reaches(0) == 0
     bench.base = Point(1, 1)
     bench.look()
     bench.log(2, 1)
@@ -137,16 +137,16 @@ def test_a_batch_that_fails_late_does_not_hide_a_newer_gap(
     with monkeypatch.context() as broken:
         broken.setattr(LogWriter, "append", fail)
         bench.offer(2, 1)
-        bench.keeper.look_after(RUN_ID, 1, bench.base, reached=0, fits=True, now=True)
+        bench.log_keeper.look_after(RUN_ID, 1, bench.base, reached=0, fits=True, now=True)
         bench.offer(9, 8)  # the trainer let steps go meanwhile
         go_on.set()
-        while bench.keeper.busy:
+        while bench.log_keeper.busy:
             time.sleep(0.001)
     bench.check(1)
     bench.base = Point(1, 2)  # this base does not reach the newer gap
-    bench.keeper._retry_at = 0.0
+    bench.log_keeper._retry_at = 0.0
     bench.look()
-    assert bench.keeper.broken
+    assert bench.log_keeper.broken
     bench.check(2)
     bench.base = Point(1, 8)
     bench.look()
@@ -168,13 +168,13 @@ def test_any_error_of_the_writer_is_told(
         broken.setattr(LogWriter, instant, fail)
         bench.base = Point(1, 1)  # a new segment
         bench.log(2, 1)
-    assert "can't start new thread" in bench.keeper.problem and bench.keeper.broken
+    assert "can't start new thread" in bench.log_keeper.problem and bench.log_keeper.broken
     bench.check(1)
     bench.base = Point(1, 2)
-    bench.keeper._retry_at = 0.0
+    bench.log_keeper._retry_at = 0.0
     bench.log(3, 2)
     bench.check(3)
-    assert not bench.keeper.problem
+    assert not bench.log_keeper.problem
 
 
 def test_a_segment_that_somebody_removed_ends_the_log_until_the_next_base(tmp_path: Path) -> None:
@@ -182,12 +182,12 @@ def test_a_segment_that_somebody_removed_ends_the_log_until_the_next_base(tmp_pa
     bench.log(1, 0)
     ondisk.segments(tmp_path, 1)[0].unlink()
     bench.log(2, 1)
-    assert "removed" in bench.keeper.problem and bench.keeper.broken
+    assert "removed" in bench.log_keeper.problem and bench.log_keeper.broken
     bench.base = Point(1, 2)
-    bench.keeper._retry_at = 0.0
+    bench.log_keeper._retry_at = 0.0
     bench.log(3, 2)
     bench.check(3)
-    assert not bench.keeper.problem and not bench.keeper.broken
+    assert not bench.log_keeper.problem and not bench.log_keeper.broken
 
 
 @pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), MemoryError()], ids=repr)
@@ -204,15 +204,15 @@ def test_a_batch_that_no_thread_takes_is_not_claimed(
         bench.offer(2, 1)
         broken.setattr(threading.Thread, "start", refuse)
         bench.look()
-    assert bench.keeper.broken and bench.keeper.let_go == 1
-    assert type(error).__name__ in bench.keeper.problem
-    bench.keeper._retry_at = 0.0
+    assert bench.log_keeper.broken and bench.log_keeper.let_go == 1
+    assert type(error).__name__ in bench.log_keeper.problem
+    bench.log_keeper._retry_at = 0.0
     bench.log(3, 2)
     bench.check(1)
     bench.base = Point(1, 3)
     bench.log(4, 3)
     bench.check(4)
-    assert not bench.keeper.problem and not bench.keeper.broken
+    assert not bench.log_keeper.problem and not bench.log_keeper.broken
 
 
 def test_what_ends_the_writer_is_told_whatever_it_is(
@@ -222,9 +222,9 @@ def test_what_ends_the_writer_is_told_whatever_it_is(
     with monkeypatch.context() as broken:
         broken.setattr(LogWriter, "append", lambda *_: 1 // 0)
         bench.log(1, 0)
-    assert "ZeroDivisionError" in bench.keeper.problem and bench.keeper.broken
+    assert "ZeroDivisionError" in bench.log_keeper.problem and bench.log_keeper.broken
     now = time.monotonic_ns()
-    assert not bench.keeper.spans.meet(now, now + 1)
+    assert not bench.log_keeper.spans.meet(now, now + 1)
 
 
 def test_memory_that_waits_for_a_disk_is_bounded(
@@ -235,8 +235,8 @@ def test_memory_that_waits_for_a_disk_is_bounded(
     assert LogKeeper(tmp_path, CENSUS, 1)._bytes_max <= available // 4
     bench = Bench(tmp_path)
     bench.offer(1, 0)
-    size = bench.keeper._bytes
-    bench.keeper._bytes_max = 3 * size
+    size = bench.log_keeper._bytes
+    bench.log_keeper._bytes_max = 3 * size
     go_on = threading.Event()
 
     def hang(*_: object) -> int:
@@ -245,23 +245,25 @@ def test_memory_that_waits_for_a_disk_is_bounded(
 
     with monkeypatch.context() as broken:
         broken.setattr(LogWriter, "append", hang)
-        bench.keeper.look_after(RUN_ID, 1, bench.base, reached=0, fits=True, now=True)
+        bench.log_keeper.look_after(RUN_ID, 1, bench.base, reached=0, fits=True, now=True)
         bench.offer(2, 1)
         bench.offer(3, 2)
-        assert not bench.keeper.broken
+        assert not bench.log_keeper.broken
         bench.offer(4, 3)
-        assert bench.keeper.broken and bench.keeper.let_go == 3 and not bench.keeper._bytes
+        assert (
+            bench.log_keeper.broken and bench.log_keeper.let_go == 3 and not bench.log_keeper._bytes
+        )
         go_on.set()
-        while bench.keeper.busy:
+        while bench.log_keeper.busy:
             time.sleep(0.001)
-    bench.base, bench.keeper._retry_at = Point(1, 4), 0.0
+    bench.base, bench.log_keeper._retry_at = Point(1, 4), 0.0
     bench.log(5, 4)
     bench.check(5)
     monkeypatch.setattr(logkeeper, "_NOWHERE_BYTES_MAX", size)
-    bench.keeper.nowhere = "the run directory is gone"
+    bench.log_keeper.nowhere = "the run directory is gone"
     bench.offer(6, 5)
     bench.offer(7, 6)
-    assert bench.keeper.broken and "gone" in bench.keeper.problem
+    assert bench.log_keeper.broken and "gone" in bench.log_keeper.problem
 
 
 def test_steps_let_go_while_the_log_is_switched_off(tmp_path: Path) -> None:
@@ -269,8 +271,8 @@ def test_steps_let_go_while_the_log_is_switched_off(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     for step in (1, 2):
         bench.log(step, step - 1)
-    bench.keeper.write_in_batches(0, 0)
+    bench.log_keeper.write_in_batches(0, 0)
     bench.log(7, 6)
-    bench.keeper.write_in_batches(1, 0)
+    bench.log_keeper.write_in_batches(1, 0)
     bench.log(8, 7)
     bench.check(2)

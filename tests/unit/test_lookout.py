@@ -12,8 +12,8 @@ import pytest
 
 from everystep.format.base import Point
 from everystep.shadow import lookout as lookouts
+from everystep.shadow.base_writer import PersistState
 from everystep.shadow.lookout import Lookout, Seen
-from everystep.shadow.persist import PersistState
 from everystep.shadow.presence import Presence
 from everystep.shadow.shipper import Shipper
 
@@ -83,12 +83,12 @@ def test_no_thread_to_be_had_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(("lost", "fenced"), [("gone", False), ("", True), ("", False)])
 def test_claims_are_taken_back(lost: str, fenced: bool) -> None:
     it: Any = SimpleNamespace(
-        lost=lost, _persister=SimpleNamespace(state=SimpleNamespace(fenced=fenced))
+        lost=lost, _base_writer=SimpleNamespace(state=SimpleNamespace(fenced=fenced))
     )
-    told = {"durable_step": 7, "durable_age_seconds": 1.0, "based_step": 5, "epoch": 2}
+    told = {"durable_step": 7, "durable_age_seconds": 1.0, "based_step": 5, "term": 2}
     honest = Presence.honest(it, told)
     void = bool(lost or fenced)
-    assert honest["epoch"] == 2
+    assert honest["term"] == 2
     assert honest["durable_step"] == honest["based_step"] or not void
     assert (honest["durable_step"] is None) is void
 

@@ -85,8 +85,8 @@ def test_a_measurement_that_fails_is_tried_again(
 
     monkeypatch.setattr(tuning, "measure_disk", measure)
     it = tuning.Tuning.__new__(tuning.Tuning)
-    it._opening = SimpleNamespace(run=str(tmp_path), mtbf="1h")  # type: ignore[assignment]
-    it._persister = SimpleNamespace(meter=Meter())  # type: ignore[assignment]
+    it._config = SimpleNamespace(run=str(tmp_path), mtbf="1h")  # type: ignore[assignment]
+    it._base_writer = SimpleNamespace(meter=Meter())  # type: ignore[assignment]
     it._probe, it._disk, it._next_fit = None, None, 0.0
     it._begin_probe()
     deadline = time.monotonic() + 10

@@ -121,11 +121,11 @@ def test_slots_begin_with_zeros_also_in_memory_that_was_adopted() -> None:
     TwinAdvance(taken, 0, replica, {}, 1).calls([first, second])
     replica.drop_slots(0, set())
     session = SessionValues(2, b"", b"", (), ())
-    holding = replica.holding(
+    handle = replica.handle(
         line=Point(1, session.step), session=session, tail_bytes=0, tail_steps=0
     )
     heir = Replica(taken, None)
-    heir.adopt(holding, [SharedMemory(os.dup(extent.fd)) for extent in replica.extents])
+    heir.adopt(handle, [SharedMemory(os.dup(extent.fd)) for extent in replica.extents])
     TwinAdvance(taken, 0, heir, {}, 1).calls([first])
     alone = replica_of(taken)
     TwinAdvance(taken, 0, alone, {}, 1).calls([first])

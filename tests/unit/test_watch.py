@@ -11,7 +11,7 @@ from torch import nn
 
 from everystep.capture import suspicion
 from everystep.capture.census import take_census
-from everystep.capture.glance import Glance
+from everystep.capture.state_stamp import StateStamp
 from everystep.capture.suspicion import Suspicions
 from everystep.capture.watch import Watch
 
@@ -57,7 +57,7 @@ def test_changed_slots_are_noticed_once(change: Callable[[dict[str, Any]], None]
 
 def test_a_state_that_is_gone_altogether_is_lost() -> None:
     _, optimizer = stepped()
-    glance = Glance(optimizer)
+    glance = StateStamp(optimizer)
     assert glance.still_holds(optimizer)
     optimizer.state.clear()
     assert not glance.still_holds(optimizer)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from everystep.device.side import close_sides, open_sides
+from everystep.device.copy_stream import close_sides, open_sides
 from everystep.lane.arena import SharedMemory
 from everystep.store.files import RunPath
 from everystep.store.stream import StreamWriter

@@ -27,7 +27,7 @@ from everystep.store import layout
 from everystep.store.files import RunPath, replace_file, size_of, temporary_for
 from everystep.store.log import LogWriter
 from everystep.store.mapped import map_file
-from everystep.store.runs import claim_epoch
+from everystep.store.runs import claim_term
 from everystep.store.stream import StreamWriter
 
 _DISK_BYTES = 2 << 30
@@ -95,7 +95,7 @@ def _train(training: Training, run: Path, steps: int) -> dict[str, Any]:
             raise everystep.EverystepError(f"bench log: the log ends at {status['durable_step']}")
         time.sleep(0.05)
     os.kill(status["pid"], signal.SIGKILL)
-    written = sum(map(size_of, layout.segments(run, status["epoch"])))
+    written = sum(map(size_of, layout.segments(run, status["term"])))
     state = sum(t.nbytes for t in training.tensors())
     return {
         "steps": steps,
@@ -144,7 +144,7 @@ def _restore(training: Training, run: Path, step: int | None) -> tuple[float, in
         tensor.zero_()
     live = take_census(training.model, training.optimizer)
     began = time.perf_counter()
-    found, _ = find_newest(run, None, step, on_the_way=True)
+    found, _ = find_newest(run, None, step, verify_lazily=True)
     assert found is not None, f"{run} holds no base"
     load_point(found, live, run, optimizers=True)
     if training.device.type == "cuda":
@@ -153,7 +153,7 @@ def _restore(training: Training, run: Path, step: int | None) -> tuple[float, in
 
 
 def _segments(run: Path) -> list[RunPath]:
-    return [path for epoch in layout.epoch_numbers(run) for path in layout.segments(run, epoch)]
+    return [path for term in layout.term_numbers(run) for path in layout.segments(run, term)]
 
 
 def _forget(paths: Iterable[RunPath]) -> None:
@@ -185,9 +185,9 @@ def _rates(place: Path, record_bytes: int) -> tuple[float, float, float]:
 
 def _write_rate(run: Path, record_bytes: int) -> float:
     """Batches of this model's dense records, each batch with its sync."""
-    manifest = claim_epoch(run, None)
+    manifest = claim_term(run, None)
     census = census_digest(Census((), (), "exact"))
-    writer = LogWriter(run, manifest.run_id, manifest.epoch, census)
+    writer = LogWriter(run, manifest.run_id, manifest.term, census)
     body = memoryview(os.urandom(1 << 20) * -(-record_bytes // (1 << 20)))[:record_bytes]
     batch = -(-_BATCH_BYTES // record_bytes)
     count = -(-_DISK_BYTES // (batch * record_bytes)) * batch

@@ -17,7 +17,7 @@ from everystep.core.retention import Rules
 from everystep.errors import EverystepError
 from everystep.format.base import SessionValues
 from everystep.store.bases import Snapshot, SnapshotTensor
-from everystep.store.epoch import EpochWriter
+from everystep.store.term import TermWriter
 
 _ATOMS = 16
 
@@ -26,7 +26,7 @@ def verify_speed(size: int) -> dict[str, Any]:
     """Write a store of `size` bytes, then run `everystep verify` on it in a process of its own."""
     with tempfile.TemporaryDirectory(prefix="everystep-bench-") as folder:
         run = Path(folder) / "run"
-        EpochWriter(run, None, Rules(1)).commit(_snapshot(size))
+        TermWriter(run, None, Rules(1)).commit(_snapshot(size))
         command = [
             sys.executable,
             "-X",

@@ -111,7 +111,7 @@ class CallLog:
             gradients = [None if i in without else g for i, g in enumerate(gradients)]
         self._copier.gradients.send(self._outbox.address(at), index, layout, gradients)
         if rewrites_gradients(self._live.optimizers[index]):
-            self._copier.holds.release()
+            self._copier.in_flight.release()
         self._pending = (Call(index, groups, presence.packed, at, amp), presence.atoms)
 
     def done(self, index: int) -> None:
@@ -128,7 +128,7 @@ class CallLog:
 
     def skip(self, index: int) -> None:
         """The optimizer has stepped and nobody records it: keep nothing of it alive."""
-        self._copier.holds.release()
+        self._copier.in_flight.release()
         if index in self._early:
             self._early[index].forget_step()
 
@@ -141,7 +141,7 @@ class CallLog:
     def turn(self, step: int) -> None:
         """At a seal."""
         self.lifetime.turn()
-        self._copier.holds.grow_old()
+        self._copier.in_flight.grow_old()
         for early in self._early.values():
             early.forget_step()  # a backward without a step leads nowhere
         if self._states.atoms_left:  # what a base makes training wait for says nothing of gradients

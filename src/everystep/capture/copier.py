@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 
 from everystep.capture.gradient_copies import GradientCopies
-from everystep.capture.holds import Holds
+from everystep.capture.in_flight import InFlightBuffers
 from everystep.capture.state_copies import StateCopies
-from everystep.device.side import close_sides, open_sides
+from everystep.device.copy_stream import close_sides, open_sides
 from everystep.format.slot import SLOT_DEVICE_WORD_AT, commit_word
 from everystep.lane.ring import RingWriter
 
@@ -23,9 +23,9 @@ class Copier:
         self._ring = ring
         self._bytes = torch.frombuffer(ring.memory.map, dtype=torch.uint8)
         self.sides = open_sides(self._bytes, devices)
-        self.holds = Holds()
-        self.gradients = GradientCopies(self._bytes, self.sides, self.holds)
-        self.state = StateCopies(self._bytes, self.sides, self.holds)
+        self.in_flight = InFlightBuffers()
+        self.gradients = GradientCopies(self._bytes, self.sides, self.in_flight)
+        self.state = StateCopies(self._bytes, self.sides, self.in_flight)
         self._uncommitted: list[int] = []
         self._words: dict[int, torch.Tensor] = {}  # of every slot, as the device writes it
 
@@ -96,4 +96,4 @@ class Copier:
 
     def close(self) -> None:
         close_sides(self._bytes, self.sides)
-        self.holds.clear()
+        self.in_flight.clear()

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from everystep.capture.holds import Holds
+from everystep.capture.in_flight import InFlightBuffers
 from everystep.core.census import PACKED_BYTES_MAX, GradientLayout, align
-from everystep.device.side import STAGING_BYTES, Side
+from everystep.device.copy_stream import STAGING_BYTES, CopyStream
 
 _PART_BYTES = 128 << 20  # gradients are let go in parts of about this size
 _PARTS_MAX = 8
@@ -37,7 +37,7 @@ class _Pack(NamedTuple):
 class _Route:
     """How one optimizer's gradients travel."""
 
-    side: Side | None
+    side: CopyStream | None
     packs: list[_Pack]
     parts: list[Pick]
 
@@ -45,7 +45,9 @@ class _Route:
 class GradientCopies:
     """Owned by the training thread."""
 
-    def __init__(self, memory: torch.Tensor, sides: dict[torch.device, Side], holds: Holds) -> None:
+    def __init__(
+        self, memory: torch.Tensor, sides: dict[torch.device, CopyStream], holds: InFlightBuffers
+    ) -> None:
         self._bytes = memory
         self._sides = sides
         self._holds = holds
@@ -75,7 +77,7 @@ class GradientCopies:
                 side.offload([views[i] for i in own], sources)
                 self._holds.add(side, sources)
 
-    def read_later(self, value: torch.Tensor) -> tuple[torch.Tensor, Side, Any]:
+    def read_later(self, value: torch.Tensor) -> tuple[torch.Tensor, CopyStream, Any]:
         """Bring a small device tensor to the host; it may be looked at once its mark has passed."""
         side = self._sides[value.device]
         target = side.host_like(value)
@@ -135,7 +137,7 @@ class GradientCopies:
         return [_Route(side, packs, parts)]
 
     def _pack(
-        self, side: Side, members: list[int], layout: GradientLayout, gradients: Gradients
+        self, side: CopyStream, members: list[int], layout: GradientLayout, gradients: Gradients
     ) -> _Pack:
         start = layout.offsets[members[0]]
         views, end = [], start

@@ -57,24 +57,24 @@ class GradientLifetime:
         self._steps += 1
         if self._plan and self._new_in_a_row.get(optimizer, 0) >= _SURE_AFTER_STEPS:
             self._kept.add(optimizer)
-            self._copier.holds.release(keep_bytes=self._plan[0])
+            self._copier.in_flight.release(keep_bytes=self._plan[0])
         else:
             self._kept.discard(optimizer)
-            self._copier.holds.release()
+            self._copier.in_flight.release()
 
     def release_point(self) -> None:
         """A module is about to compute."""
         if self._passed:
             self._copier.state.release_snapshots()
         if self._passed + 1 < len(self._plan):
-            self._copier.holds.release(keep_bytes=self._plan[self._passed + 1])
+            self._copier.in_flight.release(keep_bytes=self._plan[self._passed + 1])
         elif not self._plan and self._passed < POINTS_MAX:
             self._allocated.append(self._copier.allocated_bytes)
         self._passed += 1
 
     def turn(self) -> None:
         """At a seal: learn from the forward that was just seen, once optimizer state is there."""
-        sure = self._steps > _SURE_AFTER_STEPS and not self._copier.holds.bytes
+        sure = self._steps > _SURE_AFTER_STEPS and not self._copier.in_flight.bytes
         if self._active and sure and not self._plan:
             self._plan = release_plan(self._allocated, self._copier.peak_bytes)
         self.pointless = 0 if self._passed else self.pointless + 1

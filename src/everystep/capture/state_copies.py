@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from everystep.capture.holds import Holds
+from everystep.capture.in_flight import InFlightBuffers
 from everystep.core.schedule import Phase, cut, plan_offload
-from everystep.device.side import Side
+from everystep.device.copy_stream import CopyStream
 
 _CLONED_BYTES_MAX = 4 << 20
 _CUT_BYTES = 16 << 20  # state that does not fit before the next step is divided this finely
@@ -21,7 +21,7 @@ _CUT_BYTES = 16 << 20  # state that does not fit before the next step is divided
 class _Flight(NamedTuple):
     """State on its way. What is a copy of it, because it does not lie row by row, is kept."""
 
-    side: Side
+    side: CopyStream
     mark: Any
     copies: list[torch.Tensor]
 
@@ -40,14 +40,16 @@ class _Piece(NamedTuple):
 class StateCopies:
     """Owned by the training thread."""
 
-    def __init__(self, memory: torch.Tensor, sides: dict[torch.device, Side], holds: Holds) -> None:
+    def __init__(
+        self, memory: torch.Tensor, sides: dict[torch.device, CopyStream], holds: InFlightBuffers
+    ) -> None:
         self._bytes = memory
         self._sides = sides
         self._holds = holds
         self._pieces: list[_Piece] = []
         self._in_flight: list[_Flight] = []
-        self._overflow: list[tuple[Side, _Piece]] = []
-        self._snapshots = Holds()
+        self._overflow: list[tuple[CopyStream, _Piece]] = []
+        self._snapshots = InFlightBuffers()
         self.live_bytes: int | None = None  # of state the link can take before the next step
         self.snapshots = 0  # pieces that were copied on the device first
 
@@ -74,10 +76,10 @@ class StateCopies:
                 self._in_flight.append(_flight(side, now))
                 self._overflow += [(side, piece) for piece in later]
 
-    def _send_changing(self, side: Side, pieces: list[_Piece]) -> None:
+    def _send_changing(self, side: CopyStream, pieces: list[_Piece]) -> None:
         """Little is snapshotted first, or the compute stream would wait for all gradients queued before."""
         if sum(piece.source.nbytes for piece in pieces) > _CLONED_BYTES_MAX:
-            side.hold_back(_offload(side, pieces))
+            side.wait_for_copy(_offload(side, pieces))
             return
         clones = [piece._replace(source=piece.source.clone()) for piece in pieces]
         side.follow()
@@ -109,14 +111,14 @@ class StateCopies:
     def has_landed(self) -> bool:
         return not self._overflow and all(f.side.passed(f.mark) for f in self._in_flight)
 
-    def hold_back(self) -> None:
+    def wait_for_copy(self) -> None:
         """State may change from here on: the compute stream waits for its copies. What the link had no
         time for is snapshotted where memory is free without raising the peak; the rest is waited for."""
         self.release_snapshots()
         if self._overflow:
             self._send_overflow()
         for flight in self._in_flight:
-            flight.side.hold_back(flight.mark)
+            flight.side.wait_for_copy(flight.mark)
 
     def _send_overflow(self) -> None:
         overflow, self._overflow = self._overflow, []
@@ -142,11 +144,11 @@ class StateCopies:
         self._in_flight.clear()
 
 
-def _flight(side: Side, pieces: list[_Piece]) -> _Flight:
+def _flight(side: CopyStream, pieces: list[_Piece]) -> _Flight:
     return _Flight(side, _offload(side, pieces), [p.source for p in pieces if p.copied])
 
 
-def _offload(side: Side, pieces: list[_Piece]) -> Any:
+def _offload(side: CopyStream, pieces: list[_Piece]) -> Any:
     if pieces:
         side.offload([p.target for p in pieces], [p.source for p in pieces])
     return side.mark()

@@ -229,7 +229,7 @@ class StateSender:
         if not self._copier.state.in_flight:
             self._flying.clear()
             return True
-        self._copier.state.hold_back()
+        self._copier.state.wait_for_copy()
         return self._settle()
 
     def _settle(self) -> bool:

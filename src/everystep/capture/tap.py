@@ -156,7 +156,7 @@ class Tap:
         self.log.discard()
         if not self._turn.calls:
             self.copier.close_window()
-            self.copier.holds.release_old()  # what no release point came by for
+            self.copier.in_flight.release_old()  # what no release point came by for
         self.land()
         spec = self.live.census.optimizers[index]
         if self._letting_go or self.outgrown or self._is_sent_as_state(index):

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import torch
 
 from everystep.capture.census import LiveCensus
-from everystep.capture.glance import Glance, Hints
 from everystep.capture.pending import GradientLooks
 from everystep.capture.rng import capture_rng
 from everystep.capture.slot_digests import digests_of_slots, digests_of_values
 from everystep.capture.state import UserState
+from everystep.capture.state_stamp import Hints, StateStamp
 
 _BYTES_PER_STEP = 4 << 20  # of weights, and of each optimizer's slots
 
@@ -57,7 +57,7 @@ class Looks:
         """Remember what is there now."""
         self.live.follow()
         self._atoms = Hints(self.live.tensors)
-        self._slots = [Glance(optimizer) for optimizer in self.live.optimizers]
+        self._slots = [StateStamp(optimizer) for optimizer in self.live.optimizers]
         for digests in self._bytes:
             digests.mark(anew=True)
         self._gradients = GradientLooks(self.live)

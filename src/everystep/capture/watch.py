@@ -14,8 +14,8 @@ import torch
 import xxhash
 
 from everystep.capture.census import LiveCensus
-from everystep.capture.glance import Glance, Hints, Slots
 from everystep.capture.slot_digests import digests_of_slots
+from everystep.capture.state_stamp import Hints, Slots, StateStamp
 from everystep.capture.suspicion import Suspicions
 from everystep.core.census import Mode
 from everystep.replay.tensors import raw_bytes
@@ -57,7 +57,7 @@ class Watch:
         self._marks: list[Mark] = []  # of all atoms, unless hints are all there is
         self._seen = Hints([])
         self._hints: dict[int, Mark] = {}
-        self._slots: list[Glance] = []
+        self._slots: list[StateStamp] = []
         self._slot_bytes = [
             digests_of_slots(live, i, lambda: suspicions.slots.bytes_now)
             for i in range(len(live.optimizers))
@@ -69,7 +69,7 @@ class Watch:
         self._seen = Hints(self._live.tensors if self._by_hints else [])
         self._marks = [] if self._by_hints else [*map(self._digest, range(len(self._live.tensors)))]
         self._hints = {i: self._hint(i) for i in self._frozen}
-        self._slots = [Glance(optimizer) for optimizer in self._live.optimizers]
+        self._slots = [StateStamp(optimizer) for optimizer in self._live.optimizers]
         for digests in self._slot_bytes:
             digests.mark(anew=True)
 
@@ -78,7 +78,7 @@ class Watch:
         optimizer, in_place = self._live.optimizers[index], self._in_place[index]
         same = in_place and self._slots[index].stepped(optimizer)
         if not same:
-            self._slots[index] = Glance(optimizer)
+            self._slots[index] = StateStamp(optimizer)
         self._slot_bytes[index].mark(anew=not same)
         if self._by_hints and in_place and self._moves_all[index]:
             self._seen.after_writes(self._live.tensors)
@@ -162,7 +162,7 @@ class Watch:
         edited = self._slot_bytes[index].edited()
         if before.still_holds(optimizer):
             return SlotChanges(edited, self._suspect_slots(index, edited))
-        now = self._slots[index] = Glance(optimizer)
+        now = self._slots[index] = StateStamp(optimizer)
         old, new = before.slots(), now.slots()
         lost = self._suspect_slots(index, [a for a in edited if self._same(a, old, new)])
         for atom in self._atoms[index]:

@@ -22,7 +22,6 @@ from everystep.lane.runtime import runtime_dir
 from everystep.options import Options
 from everystep.recover.meet import hold_run, shadow_of
 from everystep.store import layout
-from everystep.store.epoch import EpochWriter
 from everystep.store.files import RunPath, bytes_of
 from everystep.store.log import old_segments
 from everystep.store.reader import open_run
@@ -34,6 +33,7 @@ from everystep.store.retention import (
     unreferenced,
 )
 from everystep.store.runs import Known, Lineage, newest_manifest, read_lineage
+from everystep.store.term import TermWriter
 
 
 def _keep(what: str) -> Any:
@@ -85,7 +85,7 @@ def prune(
 
 
 def prune_run(run: Path, changes: dict[str, Any], *, dry_run: bool, force: bool) -> dict[str, Any]:
-    known = Known(max(layout.epoch_numbers(run), default=0))
+    known = Known(max(layout.term_numbers(run), default=0))
     lineage = read_lineage(run)  # before anything else: it may not be a run at all
     newest = newest_manifest(run)
     rules = msgspec.structs.replace(newest.rules if newest else Rules(), **changes)
@@ -102,12 +102,12 @@ def prune_run(run: Path, changes: dict[str, Any], *, dry_run: bool, force: bool)
         if not dry_run and verified is not None and document["frees_bytes"]:
             point = frontier(run, lineage, verified)
             kept = newest.rules if newest else rules
-            EpochWriter(run, point, kept, known=known).carry_out(plan)
+            TermWriter(run, point, kept, known=known).carry_out(plan)
     return {**document, "done": not dry_run}
 
 
 def _refuse_while_written(run: Path, newest: Manifest | None, force: bool) -> None:
-    """A new epoch would shut a living shadow out: what it holds could be written no more."""
+    """A new term would shut a living shadow out: what it holds could be written no more."""
     card = shadow_of(run, runtime_dir(str(run)))
     pid = card.pid if card else newest.pid if newest and _runs_shadow(newest) else None
     if pid is not None:
@@ -135,20 +135,20 @@ def _describe(
     run: Path, lineage: Lineage, plan: Plan, rules: Rules, verified: int | None
 ) -> dict[str, Any]:
     freed: dict[RunPath, int] = {}
-    epoch = lineage.path[-1][0] if lineage.path else 0
-    for path in unreferenced(run, plan.keep, epoch) if verified is not None else ():
+    term = lineage.path[-1][0] if lineage.path else 0
+    for path in unreferenced(run, plan.keep, term) if verified is not None else ():
         freed[path.parent] = freed.get(path.parent, 0) + bytes_of(path)
     log = old_segments(run, lineage, plan.log_begins_at) if verified is not None else []
     bases: list[dict[str, Any]] = [
         {
             "step": c.entry.step,
-            "epoch": c.epoch,
+            "term": c.term,
             "time": c.entry.time,
             "metric": c.entry.metric,
             "stays": verdict.stays,
             "why": list(verdict.reasons),
             "loses_slots": verdict.stays and not verdict.with_slots and not c.weights_only,
-            "frees_bytes": freed.pop(layout.base_dir(run, c.epoch, c.entry.step), 0),
+            "frees_bytes": freed.pop(layout.base_dir(run, c.term, c.entry.step), 0),
         }
         for c, verdict in plan.bases
     ]
@@ -170,11 +170,11 @@ def _describe(
 def _render(document: dict[str, Any]) -> Iterator[Any]:
     yield document["run"]
     yield output.columns(
-        ("step", "epoch", "written", "metric", "", "why", "frees"),
+        ("step", "term", "written", "metric", "", "why", "frees"),
         (
             (
                 b["step"],
-                b["epoch"],
+                b["term"],
                 time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(b["time"])),
                 "" if b["metric"] is None else f"{b['metric']:g}",
                 ("weights stay" if b["loses_slots"] else "stays") if b["stays"] else "goes",

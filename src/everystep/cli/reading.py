@@ -28,7 +28,7 @@ def list_steps(run: RunName) -> output.Reply:
     bases: list[dict[str, Any]] = [
         {
             "step": base.entry.step,
-            "epoch": base.epoch,
+            "term": base.term,
             "time": base.entry.time,
             "total_bytes": base.entry.total_bytes,
             "new_bytes": base.entry.new_bytes,
@@ -39,7 +39,7 @@ def list_steps(run: RunName) -> output.Reply:
         for base in stored.bases
     ]
     rewound: list[dict[str, Any]] = [  # pinned bases that the run was rewound over
-        {"step": point.step, "epoch": point.epoch, "tags": tags} for point, tags in names.items()
+        {"step": point.step, "term": point.term, "tags": tags} for point, tags in names.items()
     ]
     document = {
         "run": shown(run),
@@ -52,11 +52,11 @@ def list_steps(run: RunName) -> output.Reply:
     def render() -> Iterator[Any]:
         yield shown(run)
         yield output.columns(
-            ("step", "epoch", "written", "size", "new bytes", "metric", "tags"),
+            ("step", "term", "written", "size", "new bytes", "metric", "tags"),
             map(_base_cells, bases),
         )
         for b in rewound:
-            yield f"{' '.join(b['tags'])}: step {b['step']} of epoch {b['epoch']}, rewound over"
+            yield f"{' '.join(b['tags'])}: step {b['step']} of term {b['term']}, rewound over"
         yield from (output.text(("problem:", "red"), f" {p}") for p in stored.problems)
 
     return output.Reply(document, render, output.PROBLEM if stored.problems else output.OK)
@@ -65,7 +65,7 @@ def list_steps(run: RunName) -> output.Reply:
 def _base_cells(base: dict[str, Any]) -> tuple[Any, ...]:
     return (
         base["step"],
-        base["epoch"],
+        base["term"],
         time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(base["time"])),
         output.size(base["total_bytes"]),
         output.size(base["new_bytes"]),
@@ -113,11 +113,11 @@ def inspect(
     stored = open_run(documents_of(run))
     found = stored.find(step) if step is not None else None
     index = stored.index() if found is None else read_index(stored.path, found)
-    tags = [n for n, c in stored.tags.items() if c.point == Point(index.epoch, index.step)]
+    tags = [n for n, c in stored.tags.items() if c.point == Point(index.term, index.step)]
     atoms = _atoms(index)
     document = {
         "step": index.step,
-        "epoch": index.epoch,
+        "term": index.term,
         "tags": tags,
         "exactness": index.census.exactness,
         "log_steps": index.tail_steps,
@@ -130,7 +130,7 @@ def inspect(
     }
 
     def render() -> Iterator[Any]:
-        yield f"step {index.step}, epoch {index.epoch}, {index.census.exactness} {' '.join(tags)}"
+        yield f"step {index.step}, term {index.term}, {index.census.exactness} {' '.join(tags)}"
         yield output.columns(
             ("atom", "type", "shape", "changed at", "slots"),
             (

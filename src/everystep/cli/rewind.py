@@ -1,4 +1,4 @@
-"""`everystep rewind`: where the next attach begins. Nothing is copied: an epoch is claimed that goes on from
+"""`everystep rewind`: where the next attach begins. Nothing is copied: a term is claimed that goes on from
 that step, and what was written behind it no longer counts."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from everystep.recover.find import find_newest
 from everystep.recover.meet import hold_run, shadow_of
 from everystep.store import layout
 from everystep.store.reader import open_run
-from everystep.store.runs import Known, claim_epoch, newest_manifest
+from everystep.store.runs import Known, claim_term, newest_manifest
 from everystep.store.tier_view import passed_over
 from everystep.store.tiers import locate, take
 
@@ -114,7 +114,7 @@ def rewind_to(run: Path, step: int, agree: Callable[[str], None]) -> dict[str, A
     """Refused while somebody trains; a shadow that waits for its trainer goes, with what it holds."""
     folder, lock = hold_run(run, "rewind")
     try:
-        known = Known(max(layout.epoch_numbers(run), default=0))
+        known = Known(max(layout.term_numbers(run), default=0))
         found, _ = find_newest(run, None, step)
         if found is None:
             raise StepUnavailable(
@@ -127,7 +127,7 @@ def rewind_to(run: Path, step: int, agree: Callable[[str], None]) -> dict[str, A
         before = newest_manifest(run)
         rules = before.rules if before else Rules()
         over = passed_over(run, found.point, newest)
-        manifest = claim_epoch(run, found.point, rules, known=known, over=over)
+        manifest = claim_term(run, found.point, rules, known=known, over=over)
         card = shadow_of(run, folder)
         if card is not None and is_alive(card):  # from here on it cannot write any more
             retire(card)
@@ -141,7 +141,7 @@ def rewind_to(run: Path, step: int, agree: Callable[[str], None]) -> dict[str, A
             "run": str(run),
             "step": found.point.step,
             "newest_before": newest,
-            "epoch": manifest.epoch,
+            "term": manifest.term,
             "redone_from_the_log": len(found.log),
             "problems": found.problems,
         }

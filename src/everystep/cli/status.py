@@ -87,7 +87,7 @@ def _from_store(run: Path, *, documents_only: bool = False) -> dict[str, Any]:
         "durable_step": step,
         "durable_age_seconds": None if step is None else age_seconds(written, time.time()),
         "based_step": claim.base.entry.step if claim else None,
-        "epoch": newest.epoch if newest else None,
+        "term": newest.term if newest else None,
         "exactness": claim.census.exactness if claim else None,
         "health": "degraded" if problems else "ok",
         "problem": "; ".join(problems),
@@ -97,8 +97,8 @@ def _from_store(run: Path, *, documents_only: bool = False) -> dict[str, Any]:
 def _log_time(run: Path, lineage: Lineage) -> float:
     """When the log was written last; 0 if that cannot be told."""
     times = [0.0]
-    for epoch, _ in lineage.path:
-        for segment in layout.segments(run, epoch)[-1:]:
+    for term, _ in lineage.path:
+        for segment in layout.segments(run, term)[-1:]:
             with contextlib.suppress(OSError):
                 times.append(modified_at(segment))
     return max(times)

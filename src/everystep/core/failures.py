@@ -9,7 +9,7 @@ USUAL_SECONDS = 86400.0
 
 
 class Life(NamedTuple):
-    """Of one epoch."""
+    """Of one term."""
 
     seconds: float
     failed: bool  # neither did it end well nor does it still live

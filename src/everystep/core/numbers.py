@@ -6,15 +6,15 @@ from typing import Annotated
 
 import msgspec
 
-# names are made from these, and have to be found again: no run comes near, a billion epochs or a step every
+# names are made from these, and have to be found again: no run comes near, a billion terms or a step every
 # microsecond for eleven days
-EPOCH_MAX = 10**9 - 1
+TERM_MAX = 10**9 - 1
 STEP_MAX = 10**12 - 1
 DIMENSIONS_MAX = 64  # of a tensor: torch's and numpy's own limit
 
 Natural = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 """A count, a size in bytes, a place in a list."""
-Epoch = Annotated[int, msgspec.Meta(ge=0, le=EPOCH_MAX)]
+Term = Annotated[int, msgspec.Meta(ge=0, le=TERM_MAX)]
 Step = Annotated[int, msgspec.Meta(ge=0, le=STEP_MAX)]
 Shape = Annotated[tuple[Natural, ...], msgspec.Meta(max_length=DIMENSIONS_MAX)]
 Time = Annotated[float, msgspec.Meta(ge=0, lt=1e12)]

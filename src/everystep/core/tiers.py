@@ -7,8 +7,8 @@ from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 
-class EpochMark(NamedTuple):
-    """What tells an epoch from another one of the same number, and how far it goes: by bases, or by the log
+class TermMark(NamedTuple):
+    """What tells a term from another one of the same number, and how far it goes: by bases, or by the log
     behind them."""
 
     token: str
@@ -16,7 +16,7 @@ class EpochMark(NamedTuple):
 
 
 class Passed(NamedTuple):
-    """Steps of an epoch that were decided against: those behind one, up to another one."""
+    """Steps of a term that were decided against: those behind one, up to another one."""
 
     behind: int
     step: int
@@ -28,8 +28,8 @@ class Passed(NamedTuple):
 class Tier(NamedTuple):
     """What one tier knows of the run."""
 
-    marks: Mapping[int, EpochMark]
-    # the epochs that the newest goes on from, up to which step
+    marks: Mapping[int, TermMark]
+    # the terms that the newest goes on from, up to which step
     continued: Mapping[int, int] = MappingProxyType({})
     # tokens that were decided against, and which parts of them
     over: Mapping[str, Collection[Passed]] = MappingProxyType({})
@@ -39,7 +39,7 @@ Winner = Literal["local", "bucket", "neither"]
 
 
 def newer_tier(local: Tier, bucket: Tier) -> Winner:
-    """The tier that has seen everything of the other one and gone on; of one epoch, the one that goes
+    """The tier that has seen everything of the other one and gone on; of one term, the one that goes
     further. "neither": both have gone on, each on its own, and each holds what the other never saw."""
     if not bucket.marks:
         return "local"
@@ -64,7 +64,7 @@ def _has_decided(tier: Tier, other: Tier) -> bool:
     return any(not any(p.has(part) for p in other.over.get(token, ())) for token, part in decided)
 
 
-def unseen(tier: Tier, other: Tier, *, claims: bool = True) -> list[EpochMark]:
+def unseen(tier: Tier, other: Tier, *, claims: bool = True) -> list[TermMark]:
     """What the other tier's line ends with, as far as this one neither knows it nor was told to pass it
     over. `claims`: a claim that holds nothing yet counts too, as somebody may be training behind it, or has
     gone back to an earlier step."""
@@ -78,25 +78,25 @@ def furthest(tier: Tier) -> int:
 
 
 def _ends(tier: Tier) -> list[int]:
-    """The newest epoch; one that holds nothing yet stands for what it goes on from."""
+    """The newest term; one that holds nothing yet stands for what it goes on from."""
     newest = max(tier.marks)
     before = (e for e in sorted(tier.continued, reverse=True) if e in tier.marks)
     holds = next((e for e in (newest, *before) if _reach(tier, e) >= 0), newest)
     return [newest] if holds == newest else [newest, holds]
 
 
-def _reach(tier: Tier, epoch: int) -> int:
-    """How far an epoch of its line goes and counts."""
-    step = tier.marks[epoch].step
-    return min(step, tier.continued.get(epoch, step))
+def _reach(tier: Tier, term: int) -> int:
+    """How far a term of its line goes and counts."""
+    step = tier.marks[term].step
+    return min(step, tier.continued.get(term, step))
 
 
-def _knows(tier: Tier, epoch: int, other: Tier) -> bool:
-    """Whether a tier knows an epoch of another one as far as that goes, or was told to pass it over."""
-    there, here, step = other.marks[epoch], tier.marks.get(epoch), _reach(other, epoch)
+def _knows(tier: Tier, term: int, other: Tier) -> bool:
+    """Whether a tier knows a term of another one as far as that goes, or was told to pass it over."""
+    there, here, step = other.marks[term], tier.marks.get(term), _reach(other, term)
     if any(part.behind < step <= part.step for part in tier.over.get(there.token, ())):
         return True
     if here is None or here.token != there.token:
         return False
     # the log that was gone on from may be removed since
-    return step <= max(here.step, tier.continued.get(epoch, -1))
+    return step <= max(here.step, tier.continued.get(term, -1))

@@ -11,7 +11,7 @@ import msgspec
 from everystep.core.census import Census
 from everystep.core.dtypes import ELEMENT_TYPES
 from everystep.core.events import Presence, Seal
-from everystep.core.numbers import STEP_MAX, Checksum, Digest, Epoch, Natural, Shape, Step, Time
+from everystep.core.numbers import STEP_MAX, Checksum, Digest, Natural, Shape, Step, Term, Time
 from everystep.core.retention import Rules
 
 CHUNK_BYTES = 1 << 20
@@ -27,7 +27,7 @@ class RunDocument(msgspec.Struct, frozen=True):
 class Point(msgspec.Struct, frozen=True):
     """A place in the lineage of a run."""
 
-    epoch: Epoch
+    term: Term
     step: Step
 
 
@@ -47,12 +47,12 @@ class Tag(msgspec.Struct, frozen=True):
     the run was rewound to an earlier step."""
 
     name: str
-    epoch: Epoch
+    term: Term
     base: BaseEntry
 
 
 class PassedOver(msgspec.Struct, frozen=True):
-    """An epoch that somebody has decided against, as far as it went then: of another tier, or what
+    """A term that somebody has decided against, as far as it went then: of another tier, or what
     lies behind the point that a run was taken back to."""
 
     token: str
@@ -62,19 +62,19 @@ class PassedOver(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """What counts in one epoch. Epochs before it count only up to the point it continues."""
+    """What counts in one term. Terms before it count only up to the point it continues."""
 
     run_id: Digest
-    epoch: Epoch
+    term: Term
     continues: Point | None
     host: str
     pid: Natural
     bases: tuple[BaseEntry, ...] = ()
     ancestors: tuple[Point, ...] = ()  # what `continues` continues, and so on back
-    dropped: tuple[Point, ...] = ()  # bases of earlier epochs that retention has removed
-    slimmed: tuple[Point, ...] = ()  # bases of any epoch of which only the weights are left
+    dropped: tuple[Point, ...] = ()  # bases of earlier terms that retention has removed
+    slimmed: tuple[Point, ...] = ()  # bases of any term of which only the weights are left
     rules: Rules = Rules()  # what this writer keeps
-    token: str = ""  # tells this epoch from one of the same number, claimed on another host
+    token: str = ""  # tells this term from one of the same number, claimed on another host
     attach: str = ""  # that its writer served; shadows of one attach may follow each other
     opened: Time = 0.0  # when it was claimed
     lived: Time = 0.0  # seconds from then to when this was written, by a clock that never jumps
@@ -90,7 +90,7 @@ class StoredFile(msgspec.Struct, frozen=True):
     """A file that a base refers to, its own or that of an earlier one. Numbers say where it lies: a name that
     somebody else has written is never used as one."""
 
-    epoch: Epoch
+    term: Term
     step: Step
     part: Part
     bytes: Natural
@@ -112,7 +112,7 @@ class StoredTensor(msgspec.Struct, frozen=True):
 
 class BaseIndex(msgspec.Struct, frozen=True):
     run_id: Digest
-    epoch: Epoch
+    term: Term
     step: Step
     census: Census
     files: tuple[StoredFile, ...]

@@ -48,12 +48,12 @@ class _Wrong(Exception):
 
 
 def check_manifest(manifest: Manifest, where: str) -> None:
-    """Epochs go back, steps go on, and nothing is named twice."""
+    """Terms go back, steps go on, and nothing is named twice."""
     points = [p for p in (manifest.continues, *manifest.ancestors) if p]
-    epochs = [manifest.epoch, *(point.epoch for point in points)]
+    terms = [manifest.term, *(point.term for point in points)]
     steps = [entry.step for entry in manifest.bases]
-    if any(after <= before for after, before in pairwise(epochs)):
-        raise CorruptData(f"read {where}: it continues an epoch that is not before it: {epochs}")
+    if any(after <= before for after, before in pairwise(terms)):
+        raise CorruptData(f"read {where}: it continues a term that is not before it: {terms}")
     if any(after <= before for before, after in pairwise(steps)):
         raise CorruptData(f"read {where}: its bases are of steps {steps}, expected rising ones")
 
@@ -160,11 +160,9 @@ def _bytes_of(dtype: str, shape: tuple[int, ...]) -> int:
 def _check_files(index: BaseIndex) -> None:
     seen: set[tuple[int, int, str]] = set()
     for file in index.files:
-        _once((file.epoch, file.step, file.part), seen, "file")
-        if file.epoch > index.epoch or len(file.chunks) != -(-file.bytes // CHUNK_BYTES):
-            raise _Wrong(
-                f"{len(file.chunks)} checksums for {file.bytes} bytes of epoch {file.epoch}"
-            )
+        _once((file.term, file.step, file.part), seen, "file")
+        if file.term > index.term or len(file.chunks) != -(-file.bytes // CHUNK_BYTES):
+            raise _Wrong(f"{len(file.chunks)} checksums for {file.bytes} bytes of term {file.term}")
     _check_part(index.files, index.session, "session")
     if (found := index.files[index.session].bytes) > (most := session_bytes_max(index.census)):
         raise _Wrong(f"session values of {found} bytes, expected at most {most}")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from everystep.core.numbers import Epoch
+from everystep.core.numbers import Term
 from everystep.format.base import Manifest, Point, RunDocument, Tag
 
 NUMBER_MAX = 10**12 - 1  # as many digits as its name has
@@ -19,25 +19,25 @@ class Commit(msgspec.Struct, frozen=True):
 
     number: Annotated[int, msgspec.Meta(ge=1, le=NUMBER_MAX)]
     run: RunDocument
-    epoch: Epoch  # the one whose writer made it
-    token: str  # of that epoch
+    term: Term  # the one whose writer made it
+    token: str  # of that term
     manifests: tuple[Manifest, ...]
     tags: tuple[Tag, ...] = ()  # of bases that are there
 
 
 def only_present(manifest: Manifest, present: Collection[Point]) -> Manifest:
     """A manifest that names no base but those."""
-    bases = tuple(e for e in manifest.bases if Point(manifest.epoch, e.step) in present)
+    bases = tuple(e for e in manifest.bases if Point(manifest.term, e.step) in present)
     return msgspec.structs.replace(manifest, bases=bases)
 
 
 def claiming(manifest: Manifest, before: Sequence[Manifest], reach: int) -> Manifest:
-    """The manifest of an epoch that has put nothing yet: it changes nothing in what counts, and nothing that
+    """The manifest of a term that has put nothing yet: it changes nothing in what counts, and nothing that
     is put for others from now on counts. `reach`: how far the newest of those before goes; -1: it holds
     nothing, and is left out."""
-    newest = max(before, key=lambda m: m.epoch, default=None)
+    newest = max(before, key=lambda m: m.term, default=None)
     earlier = (newest.continues, *newest.ancestors) if newest and newest.continues else ()
-    line = (Point(newest.epoch, reach), *earlier) if newest and reach >= 0 else earlier
+    line = (Point(newest.term, reach), *earlier) if newest and reach >= 0 else earlier
     return msgspec.structs.replace(
         manifest,
         bases=(),

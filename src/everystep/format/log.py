@@ -22,7 +22,7 @@ from everystep.errors import CorruptData, UnknownVersion
 BLOCK_BYTES = 4096
 _MAGIC = 0x474F4C5045545345  # "ESTEPLOG"
 _RECORD_MAGIC = 0x44524F43455245
-_SEGMENT = struct.Struct("<QQ32sQQQQ")  # magic, version, run, epoch, after, census, checksum
+_SEGMENT = struct.Struct("<QQ32sQQQQ")  # magic, version, run, term, after, census, checksum
 _RECORD = struct.Struct("<QQQQQQ")  # magic, step, after, body bytes, body checksum, chain
 HEAD_BYTES = _RECORD.size
 _VERSION = 2
@@ -33,7 +33,7 @@ os.register_at_fork(after_in_child=_digesters.clear)  # its threads are not in t
 
 class SegmentHeader(NamedTuple):
     run_id: str
-    epoch: int
+    term: int
     after: int  # the step that its first record follows
     census: int  # which one its records speak of (`census_digest`)
 
@@ -54,7 +54,7 @@ def census_digest(census: Census) -> int:
 
 def pack_segment_header(header: SegmentHeader) -> bytes:
     run_id = header.run_id.encode().ljust(32, b"\0")
-    fields = (_MAGIC, _VERSION, run_id, header.epoch, header.after, header.census)
+    fields = (_MAGIC, _VERSION, run_id, header.term, header.after, header.census)
     data = _SEGMENT.pack(*fields, 0)
     return _SEGMENT.pack(*fields, xxhash.xxh3_64_intdigest(data)).ljust(BLOCK_BYTES, b"\0")
 

@@ -94,7 +94,7 @@ class Place(msgspec.Struct, frozen=True):
     bytes: int
 
 
-class Holding(msgspec.Struct, frozen=True):
+class ReplicaHandle(msgspec.Struct, frozen=True):
     """What a shadow holds, for the trainer that comes back and for the shadow that takes over.
 
     `extents` memory objects follow through the descriptor socket, then one with the log tail if
@@ -102,7 +102,7 @@ class Holding(msgspec.Struct, frozen=True):
     """
 
     step: int
-    # where it lies in the store; before an epoch was claimed for it: what it came from
+    # where it lies in the store; before a term was claimed for it: what it came from
     line: Point | None
     census: Census
     places: tuple[Place, ...]
@@ -119,7 +119,7 @@ class Answer(msgspec.Struct, frozen=True):
     # nothing was written: atoms are wrong here, and the trainer has to send them
     repair: bool = False
     status: dict[str, Any] = {}
-    holding: Holding | None = None
+    handle: ReplicaHandle | None = None
     # the request was not understood: it is of another version, or nonsense
     refused: bool = False
     protocol: int = PROTOCOL

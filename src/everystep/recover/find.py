@@ -44,7 +44,7 @@ _SUCCESSOR_SECONDS = 1.0
 _CHECKERS = 4  # threads: nobody trains yet
 
 
-class FoundTensor(NamedTuple):
+class RestoredTensor(NamedTuple):
     atom: int
     slot: str
     dtype: str
@@ -53,26 +53,26 @@ class FoundTensor(NamedTuple):
     data: memoryview
 
 
-class Found(NamedTuple):
+class RestorePoint(NamedTuple):
     """A whole state at one step, ready to be loaded."""
 
     point: Point
     source: str  # shadow | store
     census: Census
     session: SessionValues
-    tensors: Callable[[], Iterator[FoundTensor]]
+    tensors: Callable[[], Iterator[RestoredTensor]]
     tail: memoryview
     tail_steps: int
     problems: list[str]
     log: LogReader | tuple[()] = ()  # records behind the state, still to be redone
-    holding: control.Holding | None = None
+    handle: control.ReplicaHandle | None = None
     memory: tuple[SharedMemory, ...] = ()
     finished: int | None = None  # the newest step that training had finished, if a shadow knows
 
     @property
     def line(self) -> Point | None:
         """What whoever goes on from here continues."""
-        return self.point if self.holding is None else self.holding.line
+        return self.point if self.handle is None else self.handle.line
 
     @property
     def lost_steps(self) -> int | None:
@@ -84,7 +84,7 @@ class Found(NamedTuple):
             memory.close()
 
 
-def resumed_line(run: str, found: Found) -> str:
+def resumed_line(run: str, found: RestorePoint) -> str:
     """What a person wants to know when training goes on."""
     census, lost = found.census, found.lost_steps
     how = "exact" if census.exactness == "exact" else f"{census.exactness}: {census.why}"
@@ -98,11 +98,11 @@ def find_newest(
     step: int | None = None,
     *,
     exact: bool = False,
-    on_the_way: bool = False,
-) -> tuple[Found | None, ShadowCard | None]:
+    verify_lazily: bool = False,
+) -> tuple[RestorePoint | None, ShadowCard | None]:
     """The newest point (or the one at `step`), and the card of the shadow that lives, if any. `exact`: not
-    one whose log lacks something. `on_the_way`: whoever loads it can begin again if a record is damaged, so
-    that records are checked when their turn comes and not now."""
+    one whose log lacks something. `verify_lazily`: who loads it can begin again if a record is damaged, so
+    records are checked when their turn comes and not now."""
     card = shadow_of(run, folder) if folder else None
     problems: list[str] = []
     lineage = Lineage("", [], [])
@@ -122,9 +122,9 @@ def find_newest(
             return found._replace(finished=last, problems=problems), card
         in_memory = found.point.step
         found.close()
-    on_the_way = on_the_way and step is None
+    verify_lazily = verify_lazily and step is None
     damage = list(lineage.problems)
-    stored = _from_store(run, lineage, damage, step, exact, on_the_way)
+    stored = _from_store(run, lineage, damage, step, exact, verify_lazily)
     problems += damage
     if stored is None and step is None and damage:
         _refuse_damaged(run, damage)
@@ -148,7 +148,9 @@ def _refuse_damaged(run: Path, damage: list[str]) -> None:
     )
 
 
-def _check_last_words(run: Path, stored: Found | None, held: int, problems: list[str]) -> None:
+def _check_last_words(
+    run: Path, stored: RestorePoint | None, held: int, problems: list[str]
+) -> None:
     """What a shadow held and did not leave in the store is lost, and not in silence."""
     if stored is None:
         raise NothingToRecover(
@@ -164,7 +166,7 @@ def _check_last_words(run: Path, stored: Found | None, held: int, problems: list
 
 def _from_living(
     card: ShadowCard, run: Path, folder: Path, problems: list[str], finished: list[int]
-) -> tuple[Found | None, ShadowCard | None, int | None]:
+) -> tuple[RestorePoint | None, ShadowCard | None, int | None]:
     """Ask the run's shadow; one that hands over to its successor meanwhile is asked no longer. One that
     cannot hand over says its last words to the store: the third value is the step that should be there."""
     while True:
@@ -192,7 +194,7 @@ def _card_after(run: Path, folder: Path) -> ShadowCard | None:
     return now
 
 
-def _from_shadow(card: ShadowCard, problems: list[str], finished: list[int]) -> Found | None:
+def _from_shadow(card: ShadowCard, problems: list[str], finished: list[int]) -> RestorePoint | None:
     if card.protocol != PROTOCOL:
         raise ProtocolMismatch(versions(f"shadow {card.pid}", card.protocol))
     try:
@@ -204,11 +206,11 @@ def _from_shadow(card: ShadowCard, problems: list[str], finished: list[int]) -> 
         )
         if "finished_step" in answer.status:
             finished.append(answer.status["finished_step"])
-        if answer.holding is None:
+        if answer.handle is None:
             problems.append(f"shadow {card.pid}: {answer.error}")
             return None
-        holding = answer.holding
-        count = holding.extents + (1 if holding.tail_bytes else 0)
+        handle = answer.handle
+        count = handle.extents + (1 if handle.tail_bytes else 0)
         fds = receive_descriptors(card.descriptors, count)
     except (ProtocolMismatch, DescriptorsRefused):
         raise
@@ -217,22 +219,22 @@ def _from_shadow(card: ShadowCard, problems: list[str], finished: list[int]) -> 
         return None
     memory = tuple(SharedMemory(fd) for fd in fds)
 
-    def tensors() -> Iterator[FoundTensor]:
-        for p in holding.places:
+    def tensors() -> Iterator[RestoredTensor]:
+        for p in handle.places:
             view = memory[p.extent].view[p.at : p.at + p.bytes]
-            yield FoundTensor(p.atom, p.slot, p.dtype, p.shape, p.version, view)
+            yield RestoredTensor(p.atom, p.slot, p.dtype, p.shape, p.version, view)
 
-    tail = memory[-1].view[: holding.tail_bytes] if holding.tail_bytes else memoryview(b"")
-    return Found(
-        Point(holding.line.epoch if holding.line else 0, holding.step),
+    tail = memory[-1].view[: handle.tail_bytes] if handle.tail_bytes else memoryview(b"")
+    return RestorePoint(
+        Point(handle.line.term if handle.line else 0, handle.step),
         "shadow",
-        holding.census,
-        holding.session,
+        handle.census,
+        handle.session,
         tensors,
         tail,
-        holding.tail_steps,
+        handle.tail_steps,
         problems,
-        holding=holding,
+        handle=handle,
         memory=memory,
     )
 
@@ -267,8 +269,8 @@ def _from_store(
     problems: list[str],
     step: int | None,
     exact: bool,
-    on_the_way: bool,
-) -> Found | None:
+    verify_lazily: bool,
+) -> RestorePoint | None:
     """The newest base whose every byte is right, and what the log holds behind it; damaged ones are named and
     passed over. A step that is wanted may lie in the log."""
     wanted = [c for c in whole_bases(lineage) if step is None or c.entry.step <= step]
@@ -277,7 +279,7 @@ def _from_store(
             index = read_index(run, candidate)
             lacking = any(atom.lossy for atom in index.census.atoms)
             until = candidate.entry.step if exact and lacking else step
-            reader, behind = _read(run, lineage, candidate, index, until, check=not on_the_way)
+            reader, behind = _read(run, lineage, candidate, index, until, check=not verify_lazily)
             session, tail = reader.session, reader.tail
         except UnknownVersion:
             raise
@@ -337,10 +339,10 @@ def _found_base(
     tail: memoryview,
     behind: LogReader,
     problems: list[str],
-) -> Found:
-    def tensors() -> Iterator[FoundTensor]:
+) -> RestorePoint:
+    def tensors() -> Iterator[RestoredTensor]:
         for t in reader.index.tensors:
-            yield FoundTensor(t.atom, t.slot, t.dtype, t.shape, t.version, reader.tensor(t))
+            yield RestoredTensor(t.atom, t.slot, t.dtype, t.shape, t.version, reader.tensor(t))
 
     index = reader.index
     for record in behind.glance():
@@ -349,7 +351,7 @@ def _found_base(
             for event in events:
                 session = after_seal(session, event) if isinstance(event, Seal) else session
     behind.bring()
-    return Found(
+    return RestorePoint(
         behind.end,
         "store",
         index.census,

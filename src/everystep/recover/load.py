@@ -17,7 +17,7 @@ from everystep.format.entry import checked_entries
 from everystep.format.optimizer import decode_values
 from everystep.lane.runtime import ShadowCard
 from everystep.recover.expand import Expander
-from everystep.recover.find import Found
+from everystep.recover.find import RestorePoint
 from everystep.recover.pending import Pending
 from everystep.recover.slots import SlotLoader, in_order
 from everystep.recover.upload import Uploads
@@ -33,21 +33,22 @@ _T = TypeVar("_T")
 
 
 def find_and_load(
-    find: Callable[..., tuple[Found | None, ShadowCard | None]], load: Callable[[Found], _T]
-) -> tuple[tuple[Found, _T] | None, ShadowCard | None]:
+    find: Callable[..., tuple[RestorePoint | None, ShadowCard | None]],
+    load: Callable[[RestorePoint], _T],
+) -> tuple[tuple[RestorePoint, _T] | None, ShadowCard | None]:
     """A log is read while it is redone. If a record turns out to be damaged then, begin again and check all
     of them before anything is loaded: so it is known where they end."""
     try:
-        return _load_or_close(*find(on_the_way=True), load)
+        return _load_or_close(*find(verify_lazily=True), load)
     except CorruptData as error:
         problem = str(error)  # not the error itself, which holds on to all that was loaded
     log.warning("damage_met_on_the_way error=%s", problem)
-    return _load_or_close(*find(on_the_way=False), load)
+    return _load_or_close(*find(verify_lazily=False), load)
 
 
 def _load_or_close(
-    found: Found | None, card: ShadowCard | None, load: Callable[[Found], _T]
-) -> tuple[tuple[Found, _T] | None, ShadowCard | None]:
+    found: RestorePoint | None, card: ShadowCard | None, load: Callable[[RestorePoint], _T]
+) -> tuple[tuple[RestorePoint, _T] | None, ShadowCard | None]:
     if found is None:
         return None, card
     try:
@@ -57,7 +58,7 @@ def _load_or_close(
         raise
 
 
-def check_model(live: Census, found: Found, run: str) -> None:
+def check_model(live: Census, found: RestorePoint, run: str) -> None:
     """Refuse a run of another model, naming up to ten differences."""
     lines = mismatches(live, found.census)
     if lines:
@@ -70,7 +71,7 @@ def check_model(live: Census, found: Found, run: str) -> None:
 
 
 def load_values(
-    found: Found, tensors: Sequence[torch.Tensor], ids: dict[int, int], uploads: Uploads
+    found: RestorePoint, tensors: Sequence[torch.Tensor], ids: dict[int, int], uploads: Uploads
 ) -> list[int]:
     """Copy every atom's value into its live tensor; returns the versions of the live atoms.
 
@@ -93,7 +94,7 @@ def same_atoms(live: Census, found: Census) -> dict[int, int]:
 
 
 def check_optimizers(
-    found: Found,
+    found: RestorePoint,
     optimizers: Mapping[str, torch.optim.Optimizer],
     tensors: Sequence[torch.Tensor],
     ids: dict[int, int],
@@ -126,7 +127,7 @@ def check_optimizers(
 
 
 def load_optimizers(
-    found: Found,
+    found: RestorePoint,
     optimizers: Sequence[tuple[str, torch.optim.Optimizer]],
     tensors: Sequence[torch.Tensor],
     ids: dict[int, int],
@@ -146,13 +147,13 @@ def load_optimizers(
             uploads.copy(room, view_tensor(t.data, t.dtype, t.shape))
 
 
-def _encoded(found: Found, optimizer: int) -> bytes:
+def _encoded(found: RestorePoint, optimizer: int) -> bytes:
     """What the seal of a point says of an optimizer; empty where it says nothing."""
     return found.session.groups[optimizer] if optimizer < len(found.session.groups) else b""
 
 
 def redo_tail(
-    found: Found,
+    found: RestorePoint,
     optimizers: Sequence[tuple[str, torch.optim.Optimizer]],
     tensors: Sequence[torch.Tensor],
     ids: dict[int, int],
@@ -171,7 +172,7 @@ def redo_tail(
 
 
 def _slot_loader(
-    found: Found,
+    found: RestorePoint,
     optimizers: Sequence[tuple[str, torch.optim.Optimizer]],
     tensors: Sequence[torch.Tensor],
     ids: dict[int, int],
@@ -236,7 +237,7 @@ def remove_later_groups(census: Census, optimizers: Mapping[str, torch.optim.Opt
 
 
 def _replay_tail(
-    found: Found,
+    found: RestorePoint,
     optimizers: dict[int, torch.optim.Optimizer],
     tensors: Sequence[torch.Tensor],
     ids: dict[int, int],
@@ -266,7 +267,7 @@ def _replay_tail(
 def _replay_call(
     call: Call,
     payload: Payload,
-    found: Found,
+    found: RestorePoint,
     optimizers: dict[int, torch.optim.Optimizer],
     tensors: Sequence[torch.Tensor],
     ids: dict[int, int],

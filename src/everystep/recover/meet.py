@@ -13,13 +13,13 @@ from everystep.lane.retire import retire
 from everystep.lane.runtime import ShadowCard, living_cards, living_trainer, read_card, runtime_dir
 from everystep.store.home import known_run, what_is_lost
 from everystep.store.runs import identify, newest_manifest, read_lineage, read_manifest
-from everystep.store.tiers import bring
+from everystep.store.tiers import sync_from_bucket
 
 
 def shadow_of(run: Path, folder: Path) -> ShadowCard | None:
     """The living shadow of a run: the one that meets others here. If the directory was moved, the one that
-    serves the attach of its newest manifest, or was handed that attach's state and has not claimed an epoch
-    yet. Before the first epoch there is no manifest: the run's id tells then."""
+    serves the attach of its newest manifest, or was handed that attach's state and has not claimed a term
+    yet. Before the first term there is no manifest: the run's id tells then."""
     card = read_card(folder)
     return card if card is not None else _moved_with(run)
 
@@ -41,7 +41,7 @@ def _moved_with(run: Path) -> ShadowCard | None:
 
 
 def _is_away(card: ShadowCard) -> bool:
-    return bool(what_is_lost(Path(card.run), card.run_id, card.epoch, card.pid))
+    return bool(what_is_lost(Path(card.run), card.run_id, card.term, card.pid))
 
 
 def hold_run(run: Path, operation: str = "attach") -> tuple[Path, TrainerLock]:
@@ -71,7 +71,7 @@ def check_resume(run: Path, card: ShadowCard | None, resume: str) -> bool:
     shadow's directory is lost, and what it holds is to be adopted."""
     lost = ""
     if card is not None and card.run_id:
-        lost = what_is_lost(run, card.run_id, card.epoch, card.pid)
+        lost = what_is_lost(run, card.run_id, card.term, card.pid)
         if lost:
             here = known_run(run)
             other = here not in ("", card.run_id)
@@ -82,21 +82,21 @@ def check_resume(run: Path, card: ShadowCard | None, resume: str) -> bool:
     return bool(lost)
 
 
-def bring_newest(run: Path, bucket: str, folder: Path, *, adopts: bool = False) -> None:
+def sync_newest(run: Path, bucket: str, folder: Path, *, adopts: bool = False) -> None:
     """Have the newest of directory and bucket in the directory. A shadow of a lineage that another host has
     gone on with since then holds nothing that counts, unless the user wants it."""
     card = shadow_of(run, folder)
-    if bring(run, bucket, heal=card is None) and card is not None and not adopts:
+    if sync_from_bucket(run, bucket, heal=card is None) and card is not None and not adopts:
         retire(card)
 
 
 def point_here(run: Path, point: Point) -> Point | None:
-    """Where in this directory's lineage a state stands that a shadow held. A directory that lacks the epoch
+    """Where in this directory's lineage a state stands that a shadow held. A directory that lacks the term
     (it was lost, and made anew) goes on from what it has."""
     try:
-        if read_manifest(run, point.epoch) is not None:
+        if read_manifest(run, point.term) is not None:
             return point
     except EverystepError:
         return point  # damaged is not missing
     newest = newest_manifest(run)
-    return Point(newest.epoch, point.step) if newest else None
+    return Point(newest.term, point.step) if newest else None

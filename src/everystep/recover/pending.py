@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from everystep.core.events import GRADIENT, Presence, unpack_presence
-from everystep.recover.find import Found
+from everystep.recover.find import RestorePoint
 from everystep.recover.upload import Uploads
 from everystep.replay.tensors import dtype_of, gradient_dtype, view_tensor
 
@@ -27,7 +27,7 @@ class Pending:
             room = self._gradients[atom] = torch.zeros_like(parameter, dtype=kind)
         return room
 
-    def load(self, found: Found, uploads: Uploads) -> None:
+    def load(self, found: RestorePoint, uploads: Uploads) -> None:
         for t in found.tensors():
             if t.slot == GRADIENT and found.session.pending.has(t.atom):
                 uploads.copy(self.of(t.atom, t.dtype), view_tensor(t.data, t.dtype, t.shape))

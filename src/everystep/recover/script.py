@@ -13,7 +13,7 @@ from everystep.core.census import Script
 from everystep.errors import UsageError
 from everystep.format import values
 from everystep.format.optimizer import decode_values
-from everystep.recover.find import Found
+from everystep.recover.find import RestorePoint
 from everystep.replay.tensors import pack, unpack
 
 # switched on, they need slots from the first step on
@@ -66,7 +66,7 @@ def check_override(
 
 
 def compare_values(
-    keys: Iterable[str], script: Script, found: Found, members: Mapping[str, Any]
+    keys: Iterable[str], script: Script, found: RestorePoint, members: Mapping[str, Any]
 ) -> Comparison:
     """Before a load. A value that the script gives as it did when the run was last attached to is no
     difference, however training has changed it since then. One that was overridden then is not overridden

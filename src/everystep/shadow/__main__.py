@@ -7,14 +7,14 @@ import os
 import sys
 
 from everystep.errors import ProtocolMismatch
-from everystep.shadow.opening import read_opening
+from everystep.shadow.config import read_config
 from everystep.shadow.process import Shadow
 from everystep.shadow.spare import spare_from_oom
 
 
 def main() -> None:
     try:
-        opening = read_opening(sys.stdin.buffer.read())
+        config = read_config(sys.stdin.buffer.read())
     except ProtocolMismatch as error:
         sys.exit(str(error))  # the trainer reads the end of our log
     if os.fork():
@@ -27,7 +27,7 @@ def main() -> None:
     )
     code = 1
     try:
-        Shadow(spare_from_oom(opening)).run()
+        Shadow(spare_from_oom(config)).run()
         code = 0
     except Exception:
         logging.getLogger("everystep.shadow").exception("shadow_died")

@@ -8,22 +8,22 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from everystep.core.census import Mode
+from everystep.shadow.config import ShadowConfig
 from everystep.shadow.intake import Intake
-from everystep.shadow.opening import Opening
 from everystep.shadow.replica import Replica
 
 
 class Advances:
     """Gives the intake one for each optimizer whose steps are redone here."""
 
-    def __init__(self, opening: Opening, replica: Replica, intake: Intake) -> None:
-        self._opening, self._replica, self._intake = opening, replica, intake
+    def __init__(self, config: ShadowConfig, replica: Replica, intake: Intake) -> None:
+        self._config, self._replica, self._intake = config, replica, intake
         self._by_twins = self._redone(twins=True)
         self._by_torch = self._redone(twins=False)
         self._loading: Future[Any] | None = None
 
     def _redone(self, *, twins: bool) -> set[int]:
-        specs = enumerate(self._opening.census.optimizers)
+        specs = enumerate(self._config.census.optimizers)
         return {i for i, s in specs if s.mode is Mode.REPLAY and bool(s.twins) is twins}
 
     def load_torch(self) -> None:
@@ -38,13 +38,13 @@ class Advances:
         if self._by_twins:
             module = importlib.import_module("everystep.shadow.twin_advance")
             for index in self._by_twins:
-                advance = module.twin_advance(self._opening, self._replica, index)
+                advance = module.twin_advance(self._config, self._replica, index)
                 self._intake.advances[index] = advance
 
     def use_torch_if_loaded(self) -> None:
         if self._loading is not None and self._loading.done():
             module = self._loading.result()  # raises what went wrong there
-            advance = module.Advance(self._opening.census, self._replica)
+            advance = module.Advance(self._config.census, self._replica)
             self._intake.advances |= dict.fromkeys(self._by_torch, advance)
             self._loading = None
 
@@ -54,5 +54,5 @@ class Advances:
 
     def _import(self) -> Any:
         module = importlib.import_module("everystep.shadow.advance")
-        module.torch.set_num_threads(self._opening.replay_threads)
+        module.torch.set_num_threads(self._config.replay_threads)
         return module

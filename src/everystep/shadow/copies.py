@@ -8,7 +8,7 @@ import threading
 import time
 
 from everystep.lane.memory import address_of, copy, fresh, populate, room_for
-from everystep.shadow.persist import Persister
+from everystep.shadow.base_writer import BaseWriter
 from everystep.shadow.replica import Key
 from everystep.store.bases import Snapshot
 
@@ -42,8 +42,10 @@ class Room:
 class BaseCopy:
     """Owned by the main thread, except while `aside` runs in the writer's."""
 
-    def __init__(self, snapshot: Snapshot, persister: Persister, room: Room | None = None) -> None:
-        changed = [t for t in snapshot.tensors if persister.is_new(t, snapshot.census)]
+    def __init__(
+        self, snapshot: Snapshot, base_writer: BaseWriter, room: Room | None = None
+    ) -> None:
+        changed = [t for t in snapshot.tensors if base_writer.is_new(t, snapshot.census)]
         rooms = room_for([t.data for t in changed], room.memory if room else None)
         targets = {(t.atom, t.slot): room for t, room in zip(changed, rooms, strict=True)}
         self.sources: dict[Key, memoryview] = {(t.atom, t.slot): t.data for t in changed}

@@ -157,7 +157,7 @@ class LogKeeper:
     def look_after(
         self,
         run_id: str,
-        epoch: int,
+        term: int,
         durable: Point | None,
         *,
         reached: int,
@@ -167,10 +167,10 @@ class LogKeeper:
         clears_up: bool = False,
     ) -> None:
         """Begin to write a batch if one is full, old, or wanted now. `reached`: what the store brought back
-        when our epoch was claimed. `fits`: its newest base is of the model that these records speak of.
+        when our term was claimed. `fits`: its newest base is of the model that these records speak of.
         `base_bytes`: what the next base will take. `clears_up`: what a new base leaves unneeded is removed
         just now."""
-        if epoch and self._begins_after is not None:
+        if term and self._begins_after is not None:
             first, self._begins_after = self._begins_after, None
             if first > reached:  # the shadow before had not written its last records yet
                 self._lose(reached, first, 0)
@@ -181,7 +181,7 @@ class LogKeeper:
             self._based_at, self._roll = durable, True
             if durable is not None and self._gap_until is not None:
                 self._heal(durable.step)
-        if self.busy or not self._waiting or not epoch or time.monotonic() < self._retry_at:
+        if self.busy or not self._waiting or not term or time.monotonic() < self._retry_at:
             return
         if clears_up and self._wants_room:
             return
@@ -190,13 +190,13 @@ class LogKeeper:
             self._meter.expect_base(base_bytes())
             batch, self._waiting = self._waiting, []
             self._on_its_way, self._bytes = self._bytes, 0
-            self._begin(run_id, epoch, batch)
+            self._begin(run_id, term, batch)
 
-    def _begin(self, run_id: str, epoch: int, batch: list[LoggedRecord]) -> None:
+    def _begin(self, run_id: str, term: int, batch: list[LoggedRecord]) -> None:
         self.spans.begin()
 
         def work() -> None:
-            self._write(run_id, epoch, batch)
+            self._write(run_id, term, batch)
             self._failures, self.problem, self._wants_room = 0, "", False
             self.spans.end()
 
@@ -228,10 +228,10 @@ class LogKeeper:
         self._wants_room = isinstance(error, NotEnoughDisk)
         self.problem = f"log: {said}"
 
-    def _write(self, run_id: str, epoch: int, batch: list[LoggedRecord]) -> None:
+    def _write(self, run_id: str, term: int, batch: list[LoggedRecord]) -> None:
         if self._writer is None:
             census = census_digest(self._census)
-            self._writer = LogWriter(self._run, run_id, epoch, census, self._meter)
+            self._writer = LogWriter(self._run, run_id, term, census, self._meter)
         if self._roll:
             self._roll = False
             self._close()

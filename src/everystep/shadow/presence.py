@@ -28,9 +28,9 @@ from everystep.lane.runtime import (
     write_card,
     write_card_ahead,
 )
+from everystep.shadow.base_writer import BaseWriter
+from everystep.shadow.config import ShadowConfig
 from everystep.shadow.lookout import Lookout
-from everystep.shadow.opening import Opening
-from everystep.shadow.persist import Persister
 
 log = logging.getLogger(__name__)
 
@@ -43,10 +43,10 @@ _CLAIMS = ("durable_step", "durable_age_seconds", "based_step")
 class Presence:
     """Owned by the main thread."""
 
-    def __init__(self, opening: Opening, persister: Persister, lookout: Lookout) -> None:
+    def __init__(self, config: ShadowConfig, base_writer: BaseWriter, lookout: Lookout) -> None:
         self._lookout, self._noted = lookout, ""
-        self._folder = Path(opening.folder)
-        self._persister = persister
+        self._folder = Path(config.folder)
+        self._base_writer = base_writer
         self._spoken = False
         self._looked_at = self._touched_at = time.monotonic()
         self._retire_at = 0.0
@@ -54,15 +54,15 @@ class Presence:
         self.card = ShadowCard(
             os.getpid(),
             process_start(os.getpid()),
-            f"ipc://{opening.folder}/{opening.name}.control",
-            f"{opening.folder}/{opening.name}.memory",
+            f"ipc://{config.folder}/{config.name}.control",
+            f"{config.folder}/{config.name}.memory",
             PROTOCOL,
-            opening.run,
-            opening.run_id,
-            trainer_pid=opening.trainer_pid,
-            trainer_start=opening.trainer_start,
-            attaches=opening.known.attaches,
-            left=opening.known.left,
+            config.run,
+            config.run_id,
+            trainer_pid=config.trainer_pid,
+            trainer_start=config.trainer_start,
+            attaches=config.known.attaches,
+            left=config.known.left,
         )
 
     def announce(self, before: ShadowCard | None) -> None:
@@ -113,10 +113,10 @@ class Presence:
                 write_card(self._folder, self.card)
 
     def look_after(self, control: ControlServer, descriptors: DescriptorServer) -> None:
-        """Is everything still where others look for it? Once a second, and as soon as an epoch is ours: from
+        """Is everything still where others look for it? Once a second, and as soon as a term is ours: from
         then on a directory that is not there was lost, and the card must tell which one it was."""
         now = time.monotonic()
-        claimed = self._persister.state.epoch != self.card.epoch
+        claimed = self._base_writer.state.term != self.card.term
         if now < self._looked_at + _LOOK_SECONDS and not claimed:
             return
         self._looked_at = now
@@ -153,11 +153,11 @@ class Presence:
             write_card(self._folder, card)
 
     def _up_to_date(self) -> ShadowCard:
-        persister = self._persister
+        base_writer = self._base_writer
         self.card = msgspec.structs.replace(
             self.card,
-            run_id=persister.run_id or self.card.run_id,
-            epoch=persister.state.epoch,
+            run_id=base_writer.run_id or self.card.run_id,
+            term=base_writer.state.term,
         )
         return self.card
 
@@ -174,7 +174,7 @@ class Presence:
     def honest(self, status: dict[str, Any]) -> dict[str, Any]:
         """A directory that is not there any more holds nothing that could be resumed from, and one that
         others go on with brings back what is theirs."""
-        void = self.lost or self._persister.state.fenced
+        void = self.lost or self._base_writer.state.fenced
         return {**status, **dict.fromkeys(_CLAIMS)} if void else status
 
     def leave(self) -> None:

@@ -9,7 +9,7 @@ import select
 import signal
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from everystep.core.events import Event, Seal
 from everystep.format.base import SessionValues
@@ -22,19 +22,20 @@ from everystep.lane.ring import RingReader
 from everystep.lane.runtime import is_alive
 from everystep.options import duration_seconds
 from everystep.shadow.advances import Advances
+from everystep.shadow.base_scheduler import BaseScheduler
+from everystep.shadow.base_writer import BaseWriter
 from everystep.shadow.beside import guarded
+from everystep.shadow.config import ShadowConfig
 from everystep.shadow.faults import START_OVER_MAX, Faults
 from everystep.shadow.handover import Handover
 from everystep.shadow.intake import Intake
-from everystep.shadow.keeper import Keeper
 from everystep.shadow.logkeeper import LogKeeper
 from everystep.shadow.lookout import Lookout, Seen
-from everystep.shadow.opening import Opening
 from everystep.shadow.outlook import Outlook
-from everystep.shadow.persist import Persister
 from everystep.shadow.presence import Presence
 from everystep.shadow.replica import Replica
 from everystep.shadow.report import describe_intake, describe_process, describe_store
+from everystep.shadow.requests import Waiter
 from everystep.shadow.shipper import Shipper
 from everystep.shadow.tuning import Tuning, first_batch, first_options
 from everystep.shadow.warmup import Warmup
@@ -52,52 +53,45 @@ _FAILING_SECONDS = 60.0  # at every turn: then the trainer's next shadow may do 
 _GIVE_UP_IDLES = 10  # a store that fails for this many idle times is not waited for any longer
 
 
-class Waiter(NamedTuple):
-    route: list[bytes]
-    request: control.Request
-    failures: int  # of the store, when it came
-    look: int  # at the directory, which its answer has to wait for
-
-
 class Shadow:
-    def __init__(self, opening: Opening) -> None:
-        self.opening = opening
-        self.options = first_options(opening)
-        self.replica = Replica(opening.census, opening.arena_dir)
-        ring = RingReader(SharedMemory(opening.ring_fd), opening.geometry)
-        empty = SessionValues(opening.step, b"", b"", (), ())
-        self.intake = Intake(opening.census, ring, self.replica, empty)
+    def __init__(self, config: ShadowConfig) -> None:
+        self.config = config
+        self.options = first_options(config)
+        self.replica = Replica(config.census, config.arena_dir)
+        ring = RingReader(SharedMemory(config.ring_fd), config.geometry)
+        empty = SessionValues(config.step, b"", b"", (), ())
+        self.intake = Intake(config.census, ring, self.replica, empty)
         self.warmup = Warmup(ring)
-        self.advances = Advances(opening, self.replica, self.intake)
-        self.handover = Handover(opening, self.replica, self.intake)
-        meter = Meter(opening.limits)
-        run, store = Path(opening.run), (opening.continues, opening.rules, opening.run_id)
-        self.persister = Persister(run, *store, meter, opening.known)
+        self.advances = Advances(config, self.replica, self.intake)
+        self.handover = Handover(config, self.replica, self.intake)
+        meter = Meter(config.limits)
+        run, store = Path(config.run), (config.continues, config.rules, config.run_id)
+        self.base_writer = BaseWriter(run, *store, meter, config.known)
         self.lookout = Lookout(self._look)
-        self.persister.on_failure = self.lookout.look
-        self.presence = Presence(opening, self.persister, self.lookout)
+        self.base_writer.on_failure = self.lookout.look
+        self.presence = Presence(config, self.base_writer, self.lookout)
         card = self.presence.card
-        self.persister.outlook = self._outlook = Outlook(run, opening.census, self.options)
-        self.keeper = Keeper(self.options, self.intake, self.persister)
+        self.base_writer.outlook = self._outlook = Outlook(run, config.census, self.options)
+        self.base_scheduler = BaseScheduler(self.options, self.intake, self.base_writer)
         self.log = (
-            LogKeeper(run, opening.census, first_batch(opening), meter)
-            if opening.durable_log
+            LogKeeper(run, config.census, first_batch(config), meter)
+            if config.durable_log
             else None
         )
         if self.log is not None:
-            self.persister.ended_log = self.log.ended
-        self.tuning = Tuning(opening, self.intake, self.persister, self.keeper, self.log)
+            self.base_writer.ended_log = self.log.ended
+        self.tuning = Tuning(config, self.intake, self.base_writer, self.base_scheduler, self.log)
         self.intake.on_record = self._on_record
-        shipping = opening.bucket, opening.bucket_bytes_per_second, opening.log_is_resumed
+        shipping = config.bucket, config.bucket_bytes_per_second, config.log_is_resumed
         self.shipper = Shipper(run, *shipping)
-        self.shipper.check_directory = self.persister.check_directory
+        self.shipper.check_directory = self.base_writer.check_directory
         self.control = control.ControlServer(card.control)
         self.board = control.NoticeBoard(card.control)
         self.descriptors = DescriptorServer(Path(card.descriptors))
         self._waiters: list[Waiter] = []
-        self._trainer = ProcessWatch(opening.trainer_pid, opening.trainer_start)
+        self._trainer = ProcessWatch(config.trainer_pid, config.trainer_start)
         self._trainer_alive = True
-        self._alone = opening.predecessor is None  # no other shadow speaks for this run
+        self._alone = config.predecessor is None  # no other shadow speaks for this run
         self._yielded = False
         self._terminated = False
         self._successor: control.AskDefer | None = None
@@ -119,15 +113,15 @@ class Shadow:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self.advances.load_torch()
         if self._alone:
-            self.persister.begin_claim()
-            self.persister.wait(_CLAIM_SECONDS)  # not for ever: a disk may hang
-        fenced = self.persister.state.fenced
+            self.base_writer.begin_claim()
+            self.base_writer.wait(_CLAIM_SECONDS)  # not for ever: a disk may hang
+        fenced = self.base_writer.state.fenced
         if not fenced:
             self.board.put_up(self.status())
-            self.presence.announce(self.opening.predecessor)
-        told = self.persister.state.problem if fenced else str(os.getpid())
-        os.write(self.opening.ready_fd, told.encode())
-        os.close(self.opening.ready_fd)
+            self.presence.announce(self.config.predecessor)
+        told = self.base_writer.state.problem if fenced else str(os.getpid())
+        os.write(self.config.ready_fd, told.encode())
+        os.close(self.config.ready_fd)
         self.advances.use_twins()
         self.lookout.keep_watch()
         self._done = fenced  # who attaches looks at the run again
@@ -192,11 +186,11 @@ class Shadow:
         self.presence.look_after(self.control, self.descriptors)
         self.advances.use_torch_if_loaded()
         if self._ready_to_replay:
-            self.warmup.look_after(has_base=self.keeper.has_begun)
+            self.warmup.look_after(has_base=self.base_scheduler.has_begun)
 
     def _look_for_predecessor(self) -> None:
         """Until it is gone, the memory we adopted and the run belong to the shadow before."""
-        before = self.opening.predecessor
+        before = self.config.predecessor
         lives = before is not None and is_alive(before)
         if lives and not self.intake.whole:
             # what is in the ring may still complete us; if not, leave the run to it
@@ -206,7 +200,7 @@ class Shadow:
 
     def _trainer_gone(self) -> None:
         """Last words: redo what was sealed, then make it durable."""
-        log.info("trainer_gone pid=%d step=%d", self.opening.trainer_pid, self.intake.step)
+        log.info("trainer_gone pid=%d step=%d", self.config.trainer_pid, self.intake.step)
         self._trainer_alive = False
         self._idle_since = time.monotonic()
         self.presence.trainer_gone()
@@ -218,24 +212,24 @@ class Shadow:
     @property
     def _alone_or_own_memory(self) -> bool:
         """Adopted memory still belongs to the shadow before until that one is gone."""
-        return self._alone or self.opening.adopted is None
+        return self._alone or self.config.adopted is None
 
     # ------------------------------------------------------------------ records
 
     def _receive(self) -> None:
         if self._distrusted:
-            if self.persister.reads_snapshot:
+            if self.base_writer.reads_snapshot:
                 return  # it may be reading what would be overwritten
             self.intake.forget()
-            self.keeper.wanted = None
+            self.base_scheduler.wanted = None
             self._distrusted = False
         may_apply = self._alone_or_own_memory and not self._yielded
         patient = self._trainer_alive and not self._waiters and not self._terminated
         deadline = time.monotonic() + _BATCH_SECONDS
         while time.monotonic() < deadline:
-            self.keeper.look_after_copy()
-            base = self.keeper.wanted
-            may_apply = may_apply and not self.keeper.holds_still
+            self.base_scheduler.look_after_copy()
+            base = self.base_scheduler.wanted
+            may_apply = may_apply and not self.base_scheduler.holds_still
             waits = patient and base is None and not self.intake.gap
             try:
                 if not self.intake.take(may_apply=may_apply, patient=waits, base=base):
@@ -250,8 +244,12 @@ class Shadow:
         sound = self.intake.whole and not self.intake.drifted
         if not self._trainer_alive and sound and self.intake.waits_for_base:
             self.intake.stay()  # nobody sends one
-        elif self.intake.gap and not self.intake.record_waits and self.keeper.part():
-            self.intake.forget(keep=self.keeper.has_news)
+        elif (
+            self.intake.gap
+            and not self.intake.record_waits
+            and self.base_scheduler.save_before_reset()
+        ):
+            self.intake.forget(keep=self.base_scheduler.has_news)
 
     def _on_record(self, seal: Seal, entries: list[tuple[list[Event], memoryview]]) -> None:
         try:
@@ -273,22 +271,22 @@ class Shadow:
 
     def _keep_cadence(self) -> None:
         if self.log is not None and self._alone:
-            self.log.nowhere = self.presence.lost or self.persister.homeless
+            self.log.nowhere = self.presence.lost or self.base_writer.homeless
         if self.log is not None and self._alone and not self.presence.lost:
             leaving = self._terminated or not self._trainer_alive
-            state = self.persister.state
+            state = self.base_writer.state
             self.log.look_after(
-                self.persister.run_id,
-                state.epoch,
+                self.base_writer.run_id,
+                state.term,
                 state.durable,
                 reached=state.reached,
-                fits=self.persister.base_fits(self.opening.census),
+                fits=self.base_writer.base_fits(self.config.census),
                 now=leaving,
-                base_bytes=lambda: self.keeper.base_bytes,
-                clears_up=self.persister.clears_up,
+                base_bytes=lambda: self.base_scheduler.base_bytes,
+                clears_up=self.base_writer.clears_up,
             )
         if self._alone:
-            self.shipper.look_after(self.persister.state.epoch, self.log)
+            self.shipper.look_after(self.base_writer.state.term, self.log)
         self.tuning.look_after()
         if self._distrusted:
             return  # nothing that could be written
@@ -296,7 +294,7 @@ class Shadow:
             self.intake.drop_unsealed()
         if self._terminated and self._drained:
             if self._alone:
-                self.keeper.write_now()
+                self.base_scheduler.write_now()
             self._done = True
         elif self._alone:
             asked = any(
@@ -304,7 +302,7 @@ class Shadow:
                 and self.intake.step >= w.request.step
                 for w in self._waiters
             )
-            self.keeper.persist_if_due(
+            self.base_scheduler.persist_if_due(
                 asked=asked,
                 last_words=not self._trainer_alive and self._drained,
                 moving=self._trainer_alive,
@@ -312,25 +310,25 @@ class Shadow:
             )
 
     def _go_away_when_idle(self) -> None:
-        if self._trainer_alive or self._distrusted or not self._drained or self.persister.busy:
+        if self._trainer_alive or self._distrusted or not self._drained or self.base_writer.busy:
             return
         idle = time.monotonic() - self._idle_since
         patience = duration_seconds("idle_exit", self.options.idle_exit)
         if (
             idle > _GIVE_UP_IDLES * patience
-            or self.persister.state.fenced  # it may write nothing more, and others have gone on
+            or self.base_writer.state.fenced  # it may write nothing more, and others have gone on
             or (not self.replica.complete and self._alone)
-            or (idle > patience and not self.keeper.has_news and self._shipped)
+            or (idle > patience and not self.base_scheduler.has_news and self._shipped)
         ):
             log.info("shadow_idle seconds=%.0f step=%d", idle, self.intake.step)
             self._done = True
 
     @property
     def _shipped(self) -> bool:
-        return self.shipper.settled(self.persister.state, tagged=self.lookout.seen.tagged)
+        return self.shipper.settled(self.base_writer.state, tagged=self.lookout.seen.tagged)
 
     def _look(self) -> Seen:
-        return Seen(self.persister.what_is_lost(), self.shipper.has_all_tags())
+        return Seen(self.base_writer.what_is_lost(), self.shipper.has_all_tags())
 
     # ------------------------------------------------------------------ requests
 
@@ -339,7 +337,7 @@ class Shadow:
         self.descriptors.serve(self.handover.descriptors())
         while (received := self.control.receive()) is not None:
             look = 0 if isinstance(received[1], control.AskStatus) else self.lookout.ask()
-            self._waiters.append(Waiter(*received, self.persister.state.failures_total, look))
+            self._waiters.append(Waiter(*received, self.base_writer.state.failures_total, look))
         self._waiters = [waiter for waiter in self._waiters if not self._is_answered(waiter)]
 
     def _is_answered(self, waiter: Waiter) -> bool:
@@ -388,8 +386,8 @@ class Shadow:
             why = "this shadow holds no complete state"
             answer = control.Answer(error=why, status=self._finished)
         else:
-            holding = self.handover.holding(self.persister.state.epoch)
-            answer = control.Answer(holding=holding, status=self._finished)
+            handle = self.handover.handle(self.base_writer.state.term)
+            answer = control.Answer(handle=handle, status=self._finished)
             self._yielded = True
         self.control.answer(route, answer)
         return True
@@ -418,13 +416,13 @@ class Shadow:
         return heir is not None and process_start(heir.pid) == heir.start
 
     def _answer_durable(self, waiter: Waiter, request: control.AskFlush | control.AskClose) -> bool:
-        route, state = waiter.route, self.persister.state
+        route, state = waiter.route, self.base_writer.state
         if not self.lookout.has_answered(waiter.look):
             return False
         if lost := self.presence.lost:
             self.control.answer(route, control.Answer(error=lost, status=self.status()))
             return True
-        if state.epoch and state.durable is not None and state.durable.step >= request.step:
+        if state.term and state.durable is not None and state.durable.step >= request.step:
             closes = isinstance(request, control.AskClose)
             if closes and not self._shipped:
                 return False
@@ -443,7 +441,7 @@ class Shadow:
         failed = (state.problem if new else "") or (
             self.faults.problem if self.faults.starts_over > START_OVER_MAX else ""
         )
-        if failed and not self.persister.busy:
+        if failed and not self.base_writer.busy:
             self.control.answer(route, control.Answer(error=failed, status=self.status()))
             return True
         return False
@@ -456,17 +454,17 @@ class Shadow:
     def status(self) -> dict[str, Any]:
         return {
             **describe_process(
-                self.opening.survival,
+                self.config.survival,
                 self._trainer.refused,
                 self.control,
                 self.board,
                 self.descriptors,
             ),
-            "trainer_pid": self.opening.trainer_pid if self._trainer_alive else None,
+            "trainer_pid": self.config.trainer_pid if self._trainer_alive else None,
             "warm": self.warmup.done,
             **describe_intake(self.intake),
             **self.presence.honest(
-                describe_store(self.persister, self.log, self.shipper, self.opening.log_is_resumed)
+                describe_store(self.base_writer, self.log, self.shipper, self.config.log_is_resumed)
             ),
             "disk_forecast": self._outlook.latest,
             **self.tuning.describe(),
@@ -477,7 +475,9 @@ class Shadow:
     @property
     def _trouble(self) -> str:
         logged = self.log.problem if self.log else ""
-        stored = self.presence.problem or self.persister.state.problem or self.keeper.delayed
+        stored = (
+            self.presence.problem or self.base_writer.state.problem or self.base_scheduler.delayed
+        )
         return stored or self.faults.problem or logged or self.shipper.problem
 
     # ------------------------------------------------------------------ the end
@@ -489,12 +489,12 @@ class Shadow:
         if self.log is not None:
             self.log.wait(_LAST_SECONDS)
         if not self._retired:
-            self.persister.wait(_LAST_SECONDS)  # old bases and logs are still being removed
+            self.base_writer.wait(_LAST_SECONDS)  # old bases and logs are still being removed
         if self._closed:
-            self.persister.say_closed()
+            self.base_writer.say_closed()
         if not self._retired:
             self.presence.leave()
-            self.shipper.finish(self.persister.state, _SHIP_LAST_SECONDS)
+            self.shipper.finish(self.base_writer.state, _SHIP_LAST_SECONDS)
         self.descriptors.close()
         self.control.close()
         self.presence.remove_sockets()

@@ -14,7 +14,7 @@ from everystep.errors import CorruptData, NotEnoughMemory
 from everystep.format.base import Point, SessionValues
 from everystep.format.values import keys_of, without
 from everystep.lane.arena import SharedMemory
-from everystep.lane.control import Holding, Place
+from everystep.lane.control import Place, ReplicaHandle
 from everystep.lane.memory import clear, copy, digests
 
 _EXTENTS_FOR_VALUES = 4  # slots need as much room as values, or twice: a dozen extents at most
@@ -41,16 +41,16 @@ class Replica:
         """Room for the value of every atom, allocated now and all at once."""
         self.reserve((i, "", atom.dtype, atom.shape) for i, atom in enumerate(self.census.atoms))
 
-    def adopt(self, holding: Holding, extents: list[SharedMemory]) -> None:
+    def adopt(self, handle: ReplicaHandle, extents: list[SharedMemory]) -> None:
         """Take over the memory of the shadow before; not one byte is copied."""
         self.extents = extents
-        last = (p for p in holding.places if p.extent == len(extents) - 1)
+        last = (p for p in handle.places if p.extent == len(extents) - 1)
         self._used = max((align(p.at + p.bytes) for p in last), default=0)
-        for place in holding.places:
+        for place in handle.places:
             self.places[place.atom, place.slot] = place
             self.versions[place.atom] = place.version
         self.based = [True] * len(self.census.atoms)
-        self.values = {(atom, opt): data for atom, opt, data in holding.session.values}
+        self.values = {(atom, opt): data for atom, opt, data in handle.session.values}
 
     def reserve(self, tensors: Iterable[tuple[int, str, str, tuple[int, ...]]]) -> None:
         """Make room for tensors (atom, slot, dtype, shape) that have none yet."""
@@ -170,14 +170,14 @@ class Replica:
         """Records were lost: what we have can no longer be moved on."""
         self.based = [False] * len(self.census.atoms)
 
-    def holding(
+    def handle(
         self, *, line: Point | None, session: SessionValues, tail_bytes: int, tail_steps: int
-    ) -> Holding:
+    ) -> ReplicaHandle:
         places = tuple(
             Place(p.atom, p.slot, p.dtype, p.shape, self.versions[p.atom], p.extent, p.at, p.bytes)
             for p in self.places.values()
         )
-        return Holding(
+        return ReplicaHandle(
             step=session.step,
             line=line,
             census=self.census,

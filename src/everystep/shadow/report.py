@@ -10,9 +10,9 @@ from typing import Any
 from everystep.core.survival import Survival
 from everystep.lane.control import ControlServer, NoticeBoard
 from everystep.lane.descriptors import DescriptorServer
+from everystep.shadow.base_writer import BaseWriter
 from everystep.shadow.intake import Intake
 from everystep.shadow.logkeeper import LogKeeper
-from everystep.shadow.persist import Persister
 from everystep.shadow.shipper import Shipper
 
 _DAY_SECONDS = 86400.0
@@ -65,17 +65,17 @@ def describe_process(
 
 
 def describe_store(
-    persister: Persister, log: LogKeeper | None, shipper: Shipper, log_is_resumed: bool = True
+    base_writer: BaseWriter, log: LogKeeper | None, shipper: Shipper, log_is_resumed: bool = True
 ) -> dict[str, Any]:
     """What is durable, by bases or by the log behind them, and at which rate the disk is worn."""
-    state = persister.state
-    elapsed = max(time.monotonic() - persister.started, 60.0)
+    state = base_writer.state
+    elapsed = max(time.monotonic() - base_writer.started, 60.0)
     step, age = state.durable.step if state.durable else None, state.durable_age_seconds
     if step is not None and log is not None and log_is_resumed and log.reaches(step) > step:
         step, age = log.reaches(step), time.monotonic() - log.written_at
     total = state.bytes_written + (log.bytes_written if log else 0)
     return {
-        "epoch": state.epoch or None,
+        "term": state.term or None,
         "durable_step": step,
         "durable_age_seconds": age if step is not None and math.isfinite(age) else None,
         "based_step": state.durable.step if state.durable else None,
@@ -86,9 +86,9 @@ def describe_store(
         "log_codec": f"{log.codec.how}, {log.codec.ratio:.2f} to 1" if log else "",
         "durable_write_bytes_per_second": state.write_bytes_per_second,
         "durable_bytes_per_day": total * _DAY_SECONDS / elapsed,
-        "limits": persister.meter.describe(),
-        "writing": persister.busy,
-        "store_operations": persister.meter.operations,
-        "written_between": persister.spans.ended,
+        "limits": base_writer.meter.describe(),
+        "writing": base_writer.busy,
+        "store_operations": base_writer.meter.operations,
+        "written_between": base_writer.spans.ended,
         "bucket": shipper.describe(state, step),
     }

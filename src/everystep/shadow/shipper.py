@@ -14,8 +14,8 @@ from typing import Any
 
 from everystep.core.cadence import retry_seconds
 from everystep.errors import EverystepError, Fenced
+from everystep.shadow.base_writer import PersistState
 from everystep.shadow.logkeeper import LogKeeper
-from everystep.shadow.persist import PersistState
 from everystep.store.bucket import Bucket
 from everystep.store.meter import Throttle
 from everystep.store.ship import BaseShipper
@@ -37,17 +37,17 @@ class Shipper:
         self._run, self._url, self._log_is_resumed = run, url, log_is_resumed
         self._bases: BaseShipper | None = None
         self._log: LogShipper | None = None
-        self._keeper: LogKeeper | None = None
-        self._epoch = 0
+        self._log_keeper: LogKeeper | None = None
+        self._term = 0
         self._carriers = [_Carrier("bases", self._ship_bases), _Carrier("log", self._ship_log)]
         self._throttle = Throttle(bytes_per_second)
         self.check_directory: Callable[[], None] = lambda: None
 
-    def look_after(self, epoch: int, keeper: LogKeeper | None) -> None:
-        """Begin once an epoch is ours."""
-        if self._url and epoch and not self._epoch:
-            self._epoch, self._keeper = epoch, keeper
-            for carrier in self._carriers if keeper else self._carriers[:1]:
+    def look_after(self, term: int, log_keeper: LogKeeper | None) -> None:
+        """Begin once a term is ours."""
+        if self._url and term and not self._term:
+            self._term, self._log_keeper = term, log_keeper
+            for carrier in self._carriers if log_keeper else self._carriers[:1]:
                 carrier.start()
 
     def _bucket(self) -> Bucket:
@@ -57,17 +57,17 @@ class Shipper:
     def _ship_bases(self) -> None:
         self.check_directory()
         if self._bases is None:
-            self._bases = BaseShipper(self._bucket(), self._run, self._epoch, self._throttle)
+            self._bases = BaseShipper(self._bucket(), self._run, self._term, self._throttle)
         self._bases.turn()
 
     def _ship_log(self) -> None:
-        assert self._keeper is not None
+        assert self._log_keeper is not None
         self.check_directory()
         if self._bases is None or not self._bases.claimed or self._carriers[0].fenced:
             return  # the bucket is, or may be, somebody else's
         if self._log is None:
-            self._log = LogShipper(self._bucket(), self._run, self._epoch, self._throttle)
-        self._log.turn(self._keeper.end)
+            self._log = LogShipper(self._bucket(), self._run, self._term, self._throttle)
+        self._log.turn(self._log_keeper.end)
 
     @property
     def problem(self) -> str:
@@ -79,7 +79,7 @@ class Shipper:
 
     @property
     def hopeless(self) -> bool:
-        """Failed again and again: what is not there, the next epoch ships."""
+        """Failed again and again: what is not there, the next term ships."""
         return any(c.fenced or c.failures >= _FAILURES_MAX or c.died for c in self._carriers)
 
     def settled(self, state: PersistState, *, tagged: bool) -> bool:
@@ -93,7 +93,7 @@ class Shipper:
     def caught_up(self, state: PersistState, *, tagged: bool) -> bool:
         """The bucket holds what the directory holds."""
         newest = self._bases.newest if self._bases else None
-        logged = self._keeper.step if self._keeper else None
+        logged = self._log_keeper.step if self._log_keeper else None
         shipped = self._log.step if self._log else None
         based = state.durable is None or (newest is not None and newest.point == state.durable)
         return based and tagged and (logged is None or shipped == logged)
@@ -106,11 +106,11 @@ class Shipper:
             return None
         step = newest.entry.step
         shipped = self._log.step if self._log else None
-        if shipped is None or self._keeper is None or newest.point != state.durable:
+        if shipped is None or self._log_keeper is None or newest.point != state.durable:
             return step
         if not self._log_is_resumed:
             return step
-        return max(step, min(shipped, self._keeper.reaches(step)))
+        return max(step, min(shipped, self._log_keeper.reaches(step)))
 
     def describe(self, state: PersistState, durable_step: int | None) -> dict[str, Any] | None:
         if self._url is None:
@@ -129,9 +129,9 @@ class Shipper:
         }
 
     def finish(self, state: PersistState, seconds: float) -> None:
-        """Ship the rest, if that is soon done; what is left, the next epoch ships."""
+        """Ship the rest, if that is soon done; what is left, the next term ships."""
         deadline = time.monotonic() + seconds
-        while self._epoch and not self.settled(state, tagged=self.has_all_tags()):
+        while self._term and not self.settled(state, tagged=self.has_all_tags()):
             if time.monotonic() > deadline:
                 break
             time.sleep(0.02)

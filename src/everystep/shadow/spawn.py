@@ -17,7 +17,7 @@ from everystep.lane.control import Answer, Request, ask
 from everystep.lane.host import is_readable
 from everystep.lane.place import remake
 from everystep.lane.process_watch import ProcessWatch
-from everystep.shadow.opening import Opening
+from everystep.shadow.config import ShadowConfig
 
 _START_SECONDS = 60.0
 _LOG_BYTES_MAX = 1 << 20
@@ -66,13 +66,13 @@ def start_shadow(**fields: Any) -> ShadowHandle:
     """Start a shadow and return once it holds the ring: from then on records outlive the trainer. Fenced: the
     run has been claimed by somebody else.
 
-    `fields` are those of Opening, without `ready_fd`.
+    `fields` are those of ShadowConfig, without `ready_fd`.
     """
     read_end, write_end = os.pipe()
-    opening = Opening(ready_fd=write_end, **fields)
-    fds = [opening.ring_fd, write_end, *opening.extent_fds]
-    fds += [opening.tail_fd] if opening.tail_fd >= 0 else []
-    log_path = Path(opening.folder) / "shadow.log"
+    config = ShadowConfig(ready_fd=write_end, **fields)
+    fds = [config.ring_fd, write_end, *config.extent_fds]
+    fds += [config.tail_fd] if config.tail_fd >= 0 else []
+    log_path = Path(config.folder) / "shadow.log"
     try:
         remake(log_path.parent)
         with _open_log(log_path) as log:
@@ -91,7 +91,7 @@ def start_shadow(**fields: Any) -> ShadowHandle:
         write_end = -1
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError), process.stdin:
-            process.stdin.write(msgspec.msgpack.encode(opening))
+            process.stdin.write(msgspec.msgpack.encode(config))
         try:
             pid = _read_pid(read_end, log_path, said_before)
         except EverystepError:
@@ -103,7 +103,7 @@ def start_shadow(**fields: Any) -> ShadowHandle:
         os.close(read_end)
         if write_end >= 0:
             os.close(write_end)
-    return ShadowHandle(pid, f"ipc://{opening.folder}/{opening.name}.control")
+    return ShadowHandle(pid, f"ipc://{config.folder}/{config.name}.control")
 
 
 def _read_pid(fd: int, log_path: Path, said_before: int) -> int:

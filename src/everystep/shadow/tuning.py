@@ -19,13 +19,13 @@ import msgspec
 from everystep.core.events import Event, Seal
 from everystep.core.failures import Mtbf, mean_time_between_failures
 from everystep.options import AUTO, Options, duration_seconds
+from everystep.shadow.base_scheduler import BaseScheduler
+from everystep.shadow.base_writer import BaseWriter
 from everystep.shadow.beside import begin
-from everystep.shadow.gauge import Gauge
+from everystep.shadow.config import ShadowConfig
 from everystep.shadow.intake import Intake
-from everystep.shadow.keeper import Keeper
 from everystep.shadow.logkeeper import LogKeeper
-from everystep.shadow.opening import Opening
-from everystep.shadow.persist import Persister
+from everystep.shadow.slowdown_estimator import SlowdownEstimator
 from everystep.shadow.spans import Spans
 from everystep.store.history import lives_of
 from everystep.store.probe import Disk, measure_disk
@@ -42,41 +42,41 @@ _RESTART_SECONDS = 60.0
 _UNTIL_TUNED = Options().durable_every
 
 
-def first_interval(opening: Opening) -> str | int:
+def first_interval(config: ShadowConfig) -> str | int:
     """How often a base is written as long as there is no plan."""
-    return _UNTIL_TUNED if opening.durable_every == AUTO else opening.durable_every
+    return _UNTIL_TUNED if config.durable_every == AUTO else config.durable_every
 
 
-def first_options(opening: Opening) -> Options:
+def first_options(config: ShadowConfig) -> Options:
     return Options(
-        **msgspec.structs.asdict(opening.rules),
-        durable_every=first_interval(opening),
-        durable_log=opening.durable_log,
-        idle_exit=opening.idle_exit,
-        arena_dir=opening.arena_dir,
-        **msgspec.structs.asdict(opening.limits),
+        **msgspec.structs.asdict(config.rules),
+        durable_every=first_interval(config),
+        durable_log=config.durable_log,
+        idle_exit=config.idle_exit,
+        arena_dir=config.arena_dir,
+        **msgspec.structs.asdict(config.limits),
     )
 
 
-def first_batch(opening: Opening) -> int:
-    return 0 if opening.durable_log == AUTO else int(opening.durable_log)
+def first_batch(config: ShadowConfig) -> int:
+    return 0 if config.durable_log == AUTO else int(config.durable_log)
 
 
 class Tuning:
     def __init__(
         self,
-        opening: Opening,
+        config: ShadowConfig,
         intake: Intake,
-        persister: Persister,
-        keeper: Keeper,
+        base_writer: BaseWriter,
+        base_scheduler: BaseScheduler,
         logged: LogKeeper | None,
     ) -> None:
-        self._opening, self._intake, self._persister = opening, intake, persister
-        self._keeper, self._log = keeper, logged
+        self._config, self._intake, self._base_writer = config, intake, base_writer
+        self._base_scheduler, self._log = base_scheduler, logged
         self._cores = len(os.sched_getaffinity(0))
-        self._gauge = Gauge(self._cores)
+        self._estimator = SlowdownEstimator(self._cores)
         self._base_bytes, self._bytes_before = 0, 0
-        self._auto = AUTO in (opening.durable_every, opening.durable_log)
+        self._auto = AUTO in (config.durable_every, config.durable_log)
         self._disk: Disk | None = None
         self._mtbf: Mtbf | None = None
         self._probe: threading.Thread | None = None
@@ -87,14 +87,14 @@ class Tuning:
         self._why = "not enough was measured yet"
 
     def on_record(self, seal: Seal, entries: list[tuple[list[Event], memoryview]]) -> None:
-        state, logged, intake = self._persister.state, self._log, self._intake
+        state, logged, intake = self._base_writer.state, self._log, self._intake
         if self._warmed_up is None and intake.records >= _REPLAYED_MIN:
             self._warmed_up = intake.records, intake.replay_seconds
         ratio = logged.codec.ratio if logged and logged.batch else 1.0
-        self._gauge.record(
+        self._estimator.record(
             seal.time_ns,
             int(sum(len(payload) for _, payload in entries) / ratio),
-            base_spans=self._persister.spans,
+            base_spans=self._base_writer.spans,
             log_spans=logged.spans if logged else Spans(),
             base_seconds=state.write_seconds,
             log_seconds=logged.write_seconds if logged else 0.0,
@@ -119,7 +119,7 @@ class Tuning:
             sync_seconds=self._disk.sync_seconds,
             write_bytes_per_second=min(
                 self._disk.write_bytes_per_second,
-                self._opening.limits.disk_bytes_per_second or math.inf,
+                self._config.limits.disk_bytes_per_second or math.inf,
             ),
             mtbf_seconds=self._mtbf.seconds,
             restart_seconds=_RESTART_SECONDS,
@@ -127,7 +127,7 @@ class Tuning:
         self._follow(machine)
 
     def _follow(self, machine: Machine) -> None:
-        budget = self._opening.overhead_budget_percent
+        budget = self._config.overhead_budget_percent
         new = choose(
             machine, budget, base_every=self._fixed_interval(machine), batch=self._fixed_batch()
         )
@@ -149,14 +149,16 @@ class Tuning:
 
     def _apply(self, plan: Plan, iteration_seconds: float) -> None:
         log.info("plan base_every=%d batch=%d why=%s", plan.base_every, plan.batch, self._why)
-        if self._opening.durable_every == AUTO:
-            options = self._keeper.options
-            self._keeper.options = dataclasses.replace(options, durable_every=plan.base_every)
-        if self._opening.durable_log == AUTO and self._log is not None:
+        if self._config.durable_every == AUTO:
+            options = self._base_scheduler.options
+            self._base_scheduler.options = dataclasses.replace(
+                options, durable_every=plan.base_every
+            )
+        if self._config.durable_log == AUTO and self._log is not None:
             self._log.write_in_batches(plan.batch, 2 * plan.batch * iteration_seconds)
 
     def _fixed_interval(self, machine: Machine) -> int | None:
-        given = self._opening.durable_every
+        given = self._config.durable_every
         if given == AUTO:
             return None
         if isinstance(given, int):
@@ -165,7 +167,7 @@ class Tuning:
         return max(1, round(seconds / machine.iteration_seconds))
 
     def _fixed_batch(self) -> int | None:
-        given = self._opening.durable_log
+        given = self._config.durable_log
         return None if given == AUTO else int(given)
 
     def _begin_probe(self) -> None:
@@ -174,9 +176,9 @@ class Tuning:
             self._probe = begin("probe", self._measure, self._cannot_measure)
 
     def _measure(self) -> None:
-        run = Path(self._opening.run)
+        run = Path(self._config.run)
         self._mtbf = self._failures(run)
-        self._disk = measure_disk(run, self._persister.meter)
+        self._disk = measure_disk(run, self._base_writer.meter)
 
     def _cannot_measure(self, error: Exception) -> None:
         log.warning("disk_not_measured error=%s", error)
@@ -184,7 +186,7 @@ class Tuning:
         self._next_fit = time.monotonic() + _RETRY_SECONDS
 
     def _failures(self, run: Path) -> Mtbf:
-        given = self._opening.mtbf
+        given = self._config.mtbf
         if given is not None:
             return Mtbf(duration_seconds("mtbf", given), "as given")
         return mean_time_between_failures(lives_of(run, newest_lives=True))
@@ -192,7 +194,7 @@ class Tuning:
     # ------------------------------------------------------------------ what is known
 
     def measured(self) -> Measured:
-        state, gauge = self._persister.state, self._gauge
+        state, estimator = self._base_writer.state, self._estimator
         if state.bytes_written != self._bytes_before:
             self._base_bytes = state.bytes_written - self._bytes_before
             self._bytes_before = state.bytes_written
@@ -200,17 +202,17 @@ class Tuning:
         writes = logged.writes if logged else 0
         records, seconds = self._replayed
         return Measured(
-            iteration_seconds=gauge.iteration_seconds,
+            iteration_seconds=estimator.iteration_seconds,
             base_bytes=self._base_bytes,
             base_write_seconds=state.write_seconds / state.bases if state.bases else 0.0,
-            base_share_felt=gauge.base_share_felt,
-            record_bytes=gauge.record_bytes,
+            base_share_felt=estimator.base_share_felt,
+            record_bytes=estimator.record_bytes,
             log_writes=writes,
             log_write_seconds=logged.write_seconds / writes if logged and writes else 0.0,
             log_write_bytes=logged.bytes_written / writes if logged and writes else 0.0,
-            log_share_felt=gauge.log_share_felt,
+            log_share_felt=estimator.log_share_felt,
             replay_seconds_per_step=seconds / records if records else 0.0,
-            replay_threads=self._opening.replay_threads,
+            replay_threads=self._config.replay_threads,
             cores=self._cores,
         )
 

@@ -16,14 +16,14 @@ from everystep.lane.memory import address_of, copy
 from everystep.native import TARGET
 from everystep.replay.passes import Rows, Step, run_pass
 from everystep.replay.twins import SLOTS, TWINS, Powers, slots_of
+from everystep.shadow.config import ShadowConfig
 from everystep.shadow.copies import BaseCopy
-from everystep.shadow.opening import Opening
 from everystep.shadow.replica import Replica
 
 
-def twin_advance(opening: Opening, replica: Replica, optimizer: int) -> TwinAdvance:
-    powers = {beta: np.frombuffer(table, np.float32) for beta, table in opening.powers.items()}
-    return TwinAdvance(opening.census, optimizer, replica, powers, opening.replay_threads)
+def twin_advance(config: ShadowConfig, replica: Replica, optimizer: int) -> TwinAdvance:
+    powers = {beta: np.frombuffer(table, np.float32) for beta, table in config.powers.items()}
+    return TwinAdvance(config.census, optimizer, replica, powers, config.replay_threads)
 
 
 Calls = Sequence[tuple[Call, memoryview]]

@@ -1,1 +1,1 @@
-"""Runs on a disk: bases, manifests, epochs. Nothing is changed in place. Never imports torch."""
+"""Runs on a disk: bases, manifests, terms. Nothing is changed in place. Never imports torch."""

@@ -76,7 +76,7 @@ def new_bytes(snapshot: Snapshot, previous: BaseIndex | None) -> int:
 def write_base(
     run: Path,
     run_id: str,
-    epoch: int,
+    term: int,
     snapshot: Snapshot,
     previous: BaseIndex | None,
     turn: Turn = at_once,
@@ -85,9 +85,9 @@ def write_base(
 
     Tensors that have not changed since `previous` are referred to, not written.
     """
-    folder = layout.base_dir(run, epoch, snapshot.step)
-    make_folder(folder, below=layout.epoch_dir(run, epoch))
-    write = _Files(run, epoch, snapshot.step, turn)
+    folder = layout.base_dir(run, term, snapshot.step)
+    make_folder(folder, below=layout.term_dir(run, term))
+    write = _Files(run, term, snapshot.step, turn)
     crash_point("base_begun")
     write.files, tensors = _reuse(snapshot, previous)
     known = {(t.atom, t.slot) for t in tensors}
@@ -101,7 +101,7 @@ def write_base(
     crash_point("data_synced")
     index = BaseIndex(
         run_id=run_id,
-        epoch=epoch,
+        term=term,
         step=snapshot.step,
         census=snapshot.census,
         files=tuple(write.files),
@@ -165,14 +165,14 @@ def _reuse(
 class _Files:
     """The files of a base that is written, and those of earlier ones that it refers to."""
 
-    def __init__(self, run: Path, epoch: int, step: int, turn: Turn) -> None:
-        self._run, self._epoch, self._step, self._turn = run, epoch, step, turn
+    def __init__(self, run: Path, term: int, step: int, turn: Turn) -> None:
+        self._run, self._term, self._step, self._turn = run, term, step, turn
         self.files: list[StoredFile] = []
 
     def file(self, part: Part, blocks: Iterable[bytes | memoryview]) -> int:
-        path = layout.base_dir(self._run, self._epoch, self._step) / layout.NAMES[part]
+        path = layout.base_dir(self._run, self._term, self._step) / layout.NAMES[part]
         size, chunks = write_blocks(path, blocks, self._turn)
-        self.files.append(StoredFile(self._epoch, self._step, part, size, chunks))
+        self.files.append(StoredFile(self._term, self._step, part, size, chunks))
         return len(self.files) - 1
 
     def tensors(
@@ -199,7 +199,7 @@ def _tensor_name(census: Census, tensor: SnapshotTensor) -> str:
 
 def read_index(run: Path, candidate: Candidate) -> BaseIndex:
     """The index of a committed base, checked against the manifest that names it."""
-    path = layout.index_path(run, candidate.epoch, candidate.entry.step)
+    path = layout.index_path(run, candidate.term, candidate.entry.step)
     try:
         data = read_file(path)
     except OSError as error:
@@ -207,8 +207,8 @@ def read_index(run: Path, candidate: Candidate) -> BaseIndex:
     index = unpack_document("base", data, BaseIndex, str(path))
     if xxhash.xxh3_128_hexdigest(data) != candidate.entry.digest:
         raise CorruptData(f"read {path}: it is not the index that the manifest names")
-    if (index.epoch, index.step) != (candidate.epoch, candidate.entry.step):
-        raise CorruptData(f"read {path}: it is the index of step {index.step}, epoch {index.epoch}")
+    if (index.term, index.step) != (candidate.term, candidate.entry.step):
+        raise CorruptData(f"read {path}: it is the index of step {index.step}, term {index.term}")
     check_index(index, str(path))
     return without_slots(index) if candidate.weights_only else index
 

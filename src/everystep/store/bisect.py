@@ -19,14 +19,14 @@ Metric = Callable[[Tensors], str]
 _FORMS = "nonfinite, max-abs=LIMIT, norm=LIMIT, or module:function of the tensors by name"
 
 
-class Found(NamedTuple):
+class BadStep(NamedTuple):
     bad: int | None  # the first bad step, None if even the newest is good
     good: int | None  # the newest good one before it
     why: str
     looked_at: list[int]
 
 
-def first_bad_step(run: StoredRun, metric: Metric) -> Found:
+def first_bad_step(run: StoredRun, metric: Metric) -> BadStep:
     """By halving: once a step is bad, the ones after it are taken to be bad too."""
     steps, looked_at = run.steps, []
     reasons: dict[int, str] = {}
@@ -50,7 +50,7 @@ def first_bad_step(run: StoredRun, metric: Metric) -> Found:
         good = len(steps) - 1
     found = steps[bad] if bad < len(steps) else None
     why = reasons[found] if found is not None else ""
-    return Found(found, steps[good] if good >= 0 else None, why, looked_at)
+    return BadStep(found, steps[good] if good >= 0 else None, why, looked_at)
 
 
 def as_floats(run: StoredRun, step: int) -> dict[str, np.ndarray]:

@@ -1,6 +1,6 @@
 """What counts in a bucket: numbered commits, each put only if its number is free.
 
-An epoch is claimed by its first commit. Whoever finds a number taken was replaced: it is fenced, and what
+A term is claimed by its first commit. Whoever finds a number taken was replaced: it is fenced, and what
 it put before, nobody reads.
 """
 
@@ -71,10 +71,10 @@ def _unpack(number: int, data: bytes, where: str) -> Commit:
     commit = unpack_document("commit", data, Commit, where)
     if commit.number != number:
         raise CorruptData(f"read {where}: it is commit {commit.number}")
-    tokens = [(manifest.epoch, manifest.token) for manifest in commit.manifests]
-    if (commit.epoch, commit.token) not in tokens or len(dict(tokens)) < len(tokens):
+    tokens = [(manifest.term, manifest.token) for manifest in commit.manifests]
+    if (commit.term, commit.token) not in tokens or len(dict(tokens)) < len(tokens):
         raise CorruptData(
-            f"read {where}: of epoch {commit.epoch}, with manifests of {[epoch for epoch, _ in tokens]}"
+            f"read {where}: of term {commit.term}, with manifests of {[term for term, _ in tokens]}"
         )
     for manifest in commit.manifests:
         check_manifest(manifest, where)
@@ -85,12 +85,12 @@ def _unpack(number: int, data: bytes, where: str) -> Commit:
 
 
 class CommitWriter:
-    """Commits to a bucket for one epoch. Owned by one thread."""
+    """Commits to a bucket for one term. Owned by one thread."""
 
     def __init__(self, bucket: Bucket, run: Path, manifest: Manifest) -> None:
         self._bucket, self._run, self._manifest = bucket, run, manifest
-        self._epoch, self._token = manifest.epoch, manifest.token
-        self._number: int | None = None  # of our newest commit; None: the epoch is not claimed yet
+        self._term, self._token = manifest.term, manifest.token
+        self._number: int | None = None  # of our newest commit; None: the term is not claimed yet
         self.tags: tuple[Tag, ...] = ()  # that the bucket knows
 
     @property
@@ -98,7 +98,7 @@ class CommitWriter:
         return self._number is not None
 
     def claim(self, run: RunDocument) -> None:
-        """Take the bucket over for our epoch, if it knows of nothing that we do not."""
+        """Take the bucket over for our term, if it knows of nothing that we do not."""
         for _ in range(_TRIES):
             numbers = commit_numbers(self._bucket)
             newest = read_newest(self._bucket) if numbers else None
@@ -113,11 +113,11 @@ class CommitWriter:
                     self._put_claim((self._number or 0) + 1, run, newest, now)
                     self._check_seen(newest, now)
                 return
-        raise StoreError(f"claim epoch {self._epoch} in {self._bucket.url}: others keep committing")
+        raise StoreError(f"claim term {self._term} in {self._bucket.url}: others keep committing")
 
     def _put_claim(self, number: int, run: RunDocument, newest: Commit | None, tier: Tier) -> bool:
         before = newest.manifests if newest else ()
-        reach = tier.marks[newest.epoch].step if newest else -1
+        reach = tier.marks[newest.term].step if newest else -1
         claim = (*before, claiming(self._manifest, before, reach))
         return self._put(number, run, claim, self.tags)
 
@@ -136,9 +136,9 @@ class CommitWriter:
 
     def _check_seen(self, newest: Commit, theirs: Tier) -> None:
         ours = local_tier(self._run, newest)
-        if newest.epoch > self._epoch or unseen(ours, theirs):
+        if newest.term > self._term or unseen(ours, theirs):
             raise self._fenced(
-                f"step {furthest(theirs)} in epoch {newest.epoch} is there, which this directory has not seen"
+                f"step {furthest(theirs)} in term {newest.term} is there, which this directory has not seen"
             )
 
     def commit(self, run: RunDocument, manifests: Sequence[Manifest], tags: Sequence[Tag]) -> None:
@@ -147,7 +147,7 @@ class CommitWriter:
             assert self._number is not None
             if self._put(self._number + 1, run, tuple(manifests), tuple(tags)):
                 return
-        raise self._fenced("another epoch owns it")
+        raise self._fenced("another term owns it")
 
     def check_fence(self) -> None:
         """Raise unless the newest commit is ours. One may have been put though its answer was lost."""
@@ -156,11 +156,11 @@ class CommitWriter:
             return
         newest = read_newest(self._bucket)
         if newest is None or not self._is_ours(newest):
-            raise self._fenced("another epoch owns it")
+            raise self._fenced("another term owns it")
         self._number = newest.number
 
     def _is_ours(self, commit: Commit) -> bool:
-        return (commit.epoch, commit.token) == (self._epoch, self._token)
+        return (commit.term, commit.token) == (self._term, self._token)
 
     def remove_old(self) -> None:
         """A reader may just have listed the one before the newest: that one stays."""
@@ -181,37 +181,37 @@ class CommitWriter:
                 "can follow",
                 hint=f"nobody commits as often: remove {commit_path(number - 1)} from the bucket",
             )
-        commit = Commit(number, run, self._epoch, self._token, manifests, tags)
+        commit = Commit(number, run, self._term, self._token, manifests, tags)
         if not self._bucket.create(commit_path(number), pack_document("commit", commit)):
             return False
         self._number, self.tags = number, tags
         return True
 
     def _fenced(self, why: str) -> Fenced:
-        return _fenced(self._bucket, self._epoch, why)
+        return _fenced(self._bucket, self._term, why)
 
 
 class Fence:
     """For who puts what no commit names. Owned by one thread."""
 
-    def __init__(self, bucket: Bucket, run: Path, epoch: int) -> None:
-        manifest = read_manifest(run, epoch)
-        self._bucket, self._epoch = bucket, epoch
+    def __init__(self, bucket: Bucket, run: Path, term: int) -> None:
+        manifest = read_manifest(run, term)
+        self._bucket, self._term = bucket, term
         self._token = manifest.token if manifest else ""
         self._seen = 0
 
     def check(self) -> None:
-        """Raise unless the newest commit is of our epoch."""
+        """Raise unless the newest commit is of our term."""
         number = max(commit_numbers(self._bucket), default=0)
         if number > self._seen:
             newest = read_newest(self._bucket)
-            if newest is None or (newest.epoch, newest.token) != (self._epoch, self._token):
-                raise _fenced(self._bucket, self._epoch, "another epoch owns it")
+            if newest is None or (newest.term, newest.token) != (self._term, self._token):
+                raise _fenced(self._bucket, self._term, "another term owns it")
             self._seen = newest.number
 
 
-def _fenced(bucket: Bucket, epoch: int, why: str) -> Fenced:
+def _fenced(bucket: Bucket, term: int, why: str) -> Fenced:
     return Fenced(
-        f"commit to {bucket.url} in epoch {epoch}: {why}",
+        f"commit to {bucket.url} in term {term}: {why}",
         hint="another host has gone on with this run; stop this trainer, or give it another bucket",
     )

@@ -59,7 +59,7 @@ def fetch_documents(bucket: Bucket, commit: Commit, folder: Path) -> Lineage:
 
 
 def _fetch_index(objects: Objects, candidate: Candidate, folder: Path) -> None:
-    path = layout.index_path(folder, candidate.epoch, candidate.entry.step)
+    path = layout.index_path(folder, candidate.term, candidate.entry.step)
     data = None
     with contextlib.suppress(CorruptData):
         data = objects.read(path.inside)
@@ -75,8 +75,8 @@ def _write_manifests(commit: Commit, folder: Path) -> None:
     for tag in commit.tags:
         make_folder(layout.tags_dir(folder), below=RunPath(folder))
         write_document(layout.tag_path(folder, tag.name), pack_document("tag", tag))
-    for manifest in sorted(commit.manifests, key=lambda m: m.epoch):
-        make_folder(layout.epoch_dir(folder, manifest.epoch), below=RunPath(folder))
+    for manifest in sorted(commit.manifests, key=lambda m: m.term):
+        make_folder(layout.term_dir(folder, manifest.term), below=RunPath(folder))
         write_manifest(folder, manifest)
 
 
@@ -149,19 +149,19 @@ class Fetcher:
         try:
             read_index(self._run, candidate)
         except StoreError:
-            path = layout.index_path(self._run, candidate.epoch, step)
+            path = layout.index_path(self._run, candidate.term, step)
             make_folder(path.parent, below=RunPath(self._run))
-            source = layout.index_path(self._documents, candidate.epoch, step)
+            source = layout.index_path(self._documents, candidate.term, step)
             write_document(path, read_file(source))
 
     def log(self, lineage: Lineage) -> None:
         """Segments behind the oldest base, unless the local ones hold as much."""
         oldest = min((c.entry.step for c in lineage.candidates), default=0)
-        epochs = {epoch for epoch, _ in lineage.path}
+        terms = {term for term, _ in lineage.path}
         found = parts_by_segment(self._objects.listing())
-        ours = {place: parts for place, parts in found.items() if place.epoch in epochs}
+        ours = {place: parts for place, parts in found.items() if place.term in terms}
         for place, parts in ours.items():
-            behind = [other for other in ours if other.epoch == place.epoch and other > place]
+            behind = [other for other in ours if other.term == place.term and other > place]
             replaced = behind and min(behind).after <= oldest
             path = place.path(self._run)
             if parts and not replaced and not _is_whole(path, parts[-1].end):
@@ -243,7 +243,7 @@ def _new_file(path: RunPath, better: Callable[[RunPath], int] | None = None) -> 
 def remove_leftovers(run: Path) -> None:
     """What a fetch that was killed left behind."""
     prefix = f"{TEMPORARY_PREFIX}{_host()}"
-    logs = [layout.log_dir(run, epoch) for epoch in layout.epoch_numbers(run)]
+    logs = [layout.log_dir(run, term) for term in layout.term_numbers(run)]
     for folder in (*logs, *(folder for _, folder in layout.base_dirs(run))):
         for name in names_in(folder):
             pid = name.removeprefix(prefix).partition("-")[0]

@@ -1,4 +1,4 @@
-"""What became of the epochs of a run: how long each lived, and whether it ended well."""
+"""What became of the terms of a run: how long each lived, and whether it ended well."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _LOGGED_SECONDS_MAX = 86400.0  # behind a base; more than that tells of a clock 
 
 
 def lives_of(run: Path, *, newest_lives: bool) -> list[Life]:
-    """Oldest first. Epochs that cannot be read, or from before their times were written down, say nothing."""
+    """Oldest first. Terms that cannot be read, or from before their times were written down, say nothing."""
     found: list[Life] = []
-    for place, number in enumerate(layout.epoch_numbers(run)):
+    for place, number in enumerate(layout.term_numbers(run)):
         try:
             manifest = read_manifest(run, number)
         except StoreError:
@@ -33,9 +33,9 @@ def lives_of(run: Path, *, newest_lives: bool) -> list[Life]:
 
 
 def written_lately(run: Path, but: int) -> int:
-    """Bytes that the writers of all epochs but one wrote within the last day, as far as manifests tell."""
+    """Bytes that the writers of all terms but one wrote within the last day, as far as manifests tell."""
     found = []
-    for number in layout.epoch_numbers(run):
+    for number in layout.term_numbers(run):
         with contextlib.suppress(StoreError):
             manifest = read_manifest(run, number)
             if manifest is not None and number != but:
@@ -50,6 +50,6 @@ def _seconds(run: Path, manifest: Manifest) -> float:
     lived = manifest.lived
     if not lived and manifest.bases:  # from before that was measured
         lived = max(0.0, manifest.bases[-1].time - manifest.opened)
-    written = modified_at(layout.manifest_path(run, manifest.epoch))
-    logged = max(map(modified_at, layout.segments(run, manifest.epoch)), default=0.0)
+    written = modified_at(layout.manifest_path(run, manifest.term))
+    logged = max(map(modified_at, layout.segments(run, manifest.term)), default=0.0)
     return lived + min(max(0.0, logged - written), _LOGGED_SECONDS_MAX)

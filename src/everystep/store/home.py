@@ -18,7 +18,7 @@ def known_run(run: Path) -> str:
         return ""
 
 
-def what_is_lost(run: Path, run_id: str, epoch: int, pid: int) -> str:
+def what_is_lost(run: Path, run_id: str, term: int, pid: int) -> str:
     """What the directory lacks of what that writer left there, in words; empty: it is the writer's. Inodes
     prove nothing, they are used again and change with a mount; what was written does."""
     try:
@@ -27,11 +27,11 @@ def what_is_lost(run: Path, run_id: str, epoch: int, pid: int) -> str:
             return f"run directory {run} is {'empty' if run.is_dir() else 'gone'}"
         if here != run_id:
             return f"run directory {run} holds another run now ({here}, expected {run_id})"
-        manifest = read_manifest(run, epoch) if epoch else None
+        manifest = read_manifest(run, term) if term else None
     except CorruptData:
         return ""  # damaged, but there: whoever reads it tells
     except (OSError, EverystepError) as error:
         return f"run directory {run} cannot be read: {str(error).partition(chr(10))[0]}"
-    if epoch and (manifest is None or (manifest.run_id, manifest.pid) != (run_id, pid)):
-        return f"run directory {run} lacks epoch {epoch}, which shadow {pid} wrote there"
+    if term and (manifest is None or (manifest.run_id, manifest.pid) != (run_id, pid)):
+        return f"run directory {run} lacks term {term}, which shadow {pid} wrote there"
     return ""

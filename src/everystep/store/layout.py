@@ -1,11 +1,11 @@
 """Every name in a run's directory. Names are made from numbers, and only names that are made so are ours.
 
 RUN/everystep.json                                   what run this is
-RUN/epochs/000002/manifest.json                      what counts, and which point it continues
-RUN/epochs/000002/bases/000000000120/index.json      atoms, versions, files, checksums
+RUN/terms/000002/manifest.json                      what counts, and which point it continues
+RUN/terms/000002/bases/000000000120/index.json      atoms, versions, files, checksums
                                     /weights.safetensors  /slots.safetensors
                                     /session.bin          /tail.bin
-RUN/epochs/000002/log/000001-000000000120.log        records behind that step
+RUN/terms/000002/log/000001-000000000120.log        records behind that step
 RUN/tags/best.json                                   a base that a tag pins
 """
 
@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from everystep.core.numbers import EPOCH_MAX, STEP_MAX
+from everystep.core.numbers import STEP_MAX, TERM_MAX
 from everystep.errors import CorruptData, StoreError
 from everystep.format.base import Part, StoredFile
 from everystep.store.files import TEMPORARY_PREFIX, RunPath, is_folder, names_in
@@ -30,14 +30,14 @@ NAMES: dict[Part, str] = {
     "tail": "tail.bin",
 }
 TAGS = "tags"
-_EPOCH_DIGITS, _SEGMENT_DIGITS, _STEP_DIGITS = 6, 6, 12
+_TERM_DIGITS, _SEGMENT_DIGITS, _STEP_DIGITS = 6, 6, 12
 _SEGMENT_MAX = 10**_SEGMENT_DIGITS - 1  # they are read in the order of their names
 _NUMBER = re.compile(r"[0-9]{1,18}")  # isdigit() would take other scripts' digits, too
 _SEGMENT = re.compile(rf"([0-9]{{{_SEGMENT_DIGITS}}})-([0-9]{{{_STEP_DIGITS}}})\.log")
 
 
 def number_of(name: str) -> int | None:
-    """Of the name of an epoch or a base, of a part of a log, or of a commit; None: it is no number."""
+    """Of the name of a term or a base, of a part of a log, or of a commit; None: it is no number."""
     return int(name) if _NUMBER.fullmatch(name) else None
 
 
@@ -51,28 +51,28 @@ def _numbered(what: str, number: int, digits: int, most: int) -> str:
     return f"{number:0{digits}d}"
 
 
-def epochs_dir(run: Path) -> RunPath:
-    return RunPath(run, ("epochs",))
+def terms_dir(run: Path) -> RunPath:
+    return RunPath(run, ("terms",))
 
 
-def epoch_dir(run: Path, epoch: int) -> RunPath:
-    return epochs_dir(run) / f"{epoch:0{_EPOCH_DIGITS}d}"
+def term_dir(run: Path, term: int) -> RunPath:
+    return terms_dir(run) / f"{term:0{_TERM_DIGITS}d}"
 
 
-def manifest_path(run: Path, epoch: int) -> RunPath:
-    return epoch_dir(run, epoch) / MANIFEST
+def manifest_path(run: Path, term: int) -> RunPath:
+    return term_dir(run, term) / MANIFEST
 
 
-def base_dir(run: Path, epoch: int, step: int) -> RunPath:
-    return epoch_dir(run, epoch) / "bases" / _numbered("step", step, _STEP_DIGITS, STEP_MAX)
+def base_dir(run: Path, term: int, step: int) -> RunPath:
+    return term_dir(run, term) / "bases" / _numbered("step", step, _STEP_DIGITS, STEP_MAX)
 
 
-def index_path(run: Path, epoch: int, step: int) -> RunPath:
-    return base_dir(run, epoch, step) / INDEX
+def index_path(run: Path, term: int, step: int) -> RunPath:
+    return base_dir(run, term, step) / INDEX
 
 
 def file_path(run: Path, file: StoredFile) -> RunPath:
-    return base_dir(run, file.epoch, file.step) / NAMES[file.part]
+    return base_dir(run, file.term, file.step) / NAMES[file.part]
 
 
 def name_of(file: StoredFile) -> str:
@@ -81,15 +81,15 @@ def name_of(file: StoredFile) -> str:
 
 
 def base_dirs(run: Path) -> Iterator[tuple[int, RunPath]]:
-    """Folders of bases in every epoch, with its number, whether they count or not."""
-    for epoch in reversed(epoch_numbers(run)):
-        folder = epoch_dir(run, epoch) / "bases"
+    """Folders of bases in every term, with its number, whether they count or not."""
+    for term in reversed(term_numbers(run)):
+        folder = term_dir(run, term) / "bases"
         for name in names_in(folder):
             step = number_of(name)
-            if step is None or step > STEP_MAX or base_dir(run, epoch, step).name != name:
+            if step is None or step > STEP_MAX or base_dir(run, term, step).name != name:
                 continue
             if _is_folder(folder / name):
-                yield epoch, folder / name
+                yield term, folder / name
 
 
 def _is_folder(path: RunPath) -> bool:
@@ -105,27 +105,27 @@ def own_files(base: RunPath) -> list[RunPath]:
     return [base / n for n in names_in(base) if n in ours or n.startswith(TEMPORARY_PREFIX)]
 
 
-def epoch_numbers(run: Path) -> list[int]:
-    """Claimed epochs, newest first."""
-    names = names_in(epochs_dir(run))
-    numbers = [n for name in names if (n := epoch_number(name)) and epoch_dir(run, n).name == name]
+def term_numbers(run: Path) -> list[int]:
+    """Claimed terms, newest first."""
+    names = names_in(terms_dir(run))
+    numbers = [n for name in names if (n := term_number(name)) and term_dir(run, n).name == name]
     return sorted(numbers, reverse=True)
 
 
-def epoch_number(name: str) -> int | None:
-    """None: no epoch of ours has this number."""
+def term_number(name: str) -> int | None:
+    """None: no term of ours has this number."""
     number = number_of(name)
-    return number if number is not None and number <= EPOCH_MAX else None
+    return number if number is not None and number <= TERM_MAX else None
 
 
-def epoch_of(path: str) -> int | None:
-    """The epoch that a file lies in, by its path below the run; None: it is not ours."""
+def term_of(path: str) -> int | None:
+    """The term that a file lies in, by its path below the run; None: it is not ours."""
     words = path.split("/")
-    return epoch_number(words[1]) if len(words) > 3 and words[0] == "epochs" else None
+    return term_number(words[1]) if len(words) > 3 and words[0] == "terms" else None
 
 
-def log_dir(run: Path, epoch: int) -> RunPath:
-    return epoch_dir(run, epoch) / "log"
+def log_dir(run: Path, term: int) -> RunPath:
+    return term_dir(run, term) / "log"
 
 
 def segment_name(number: int, after: int) -> str:
@@ -152,9 +152,9 @@ def is_segment(name: str) -> bool:
     return _SEGMENT.fullmatch(name) is not None
 
 
-def segments(run: Path, epoch: int) -> list[RunPath]:
-    """Of one epoch's log, oldest first."""
-    folder = log_dir(run, epoch)
+def segments(run: Path, term: int) -> list[RunPath]:
+    """Of one term's log, oldest first."""
+    folder = log_dir(run, term)
     return [folder / name for name in names_in(folder) if is_segment(name)]
 
 

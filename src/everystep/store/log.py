@@ -1,4 +1,4 @@
-"""The log of an epoch: append-only segments of records, written in batches, each synced before it counts."""
+"""The log of a term: append-only segments of records, written in batches, each synced before it counts."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _SEGMENT_BYTES = 1 << 30  # a new one is begun behind it
 
 
 class LogWriter:
-    """Appends to the newest segment of one epoch. Owned by one thread."""
+    """Appends to the newest segment of one term. Owned by one thread."""
 
     def __init__(
-        self, run: Path, run_id: str, epoch: int, census: int, turn: Turn = at_once
+        self, run: Path, run_id: str, term: int, census: int, turn: Turn = at_once
     ) -> None:
-        self._run, self._run_id, self._epoch, self._census = run, run_id, epoch, census
+        self._run, self._run_id, self._term, self._census = run, run_id, term, census
         self._turn = turn
         self._path: RunPath | None = None
         self._stream: StreamWriter | None = None
@@ -42,7 +42,7 @@ class LogWriter:
     def append(self, records: Sequence[LoggedRecord]) -> int:
         """One sync for all of them; returns how many bytes it took. When it raises, nothing of them counts,
         and the next batch begins a new segment."""
-        check_fence(self._run, self._epoch)
+        check_fence(self._run, self._term)
         size = sum(HEAD_BYTES + len(record.body) for record in records)
         self._turn(-(-size // BLOCK_BYTES) * BLOCK_BYTES)
         done = False
@@ -74,10 +74,10 @@ class LogWriter:
     def _begin(self, after: int) -> StreamWriter:
         self.close()
         self._turn(BLOCK_BYTES)
-        header = SegmentHeader(self._run_id, self._epoch, after, self._census)
-        folder = layout.log_dir(self._run, self._epoch)
+        header = SegmentHeader(self._run_id, self._term, after, self._census)
+        folder = layout.log_dir(self._run, self._term)
         make_folder(folder, below=RunPath(self._run))
-        before = layout.segments(self._run, self._epoch)
+        before = layout.segments(self._run, self._term)
         number = layout.segment_number(before[-1]) + 1 if before else 1
         self._path = folder / layout.segment_name(number, after)
         stream = self._stream = StreamWriter(self._path)
@@ -135,19 +135,19 @@ class LogWriter:
 
 
 def old_segments(run: Path, lineage: Lineage, oldest_step: int) -> list[RunPath]:
-    """Segments that no kept base needs, and those of epochs that nobody continues. What lies in newer epochs
+    """Segments that no kept base needs, and those of terms that nobody continues. What lies in newer terms
     than those of the lineage belongs to their writers."""
     alive = dict(lineage.path)
     found = []
-    for epoch in layout.epoch_numbers(run):
-        if epoch > max(alive, default=0):
+    for term in layout.term_numbers(run):
+        if term > max(alive, default=0):
             continue
-        gone_on_from = alive.get(epoch)  # no later record of it counts
-        paths = layout.segments(run, epoch)
+        gone_on_from = alive.get(term)  # no later record of it counts
+        paths = layout.segments(run, term)
         for path, behind in zip_longest(paths, paths[1:]):
             # no record of a segment is newer than what the next one follows
             replaced = None if behind is None else layout.segment_after(behind)
             ends = min((n for n in (gone_on_from, replaced) if n is not None), default=None)
-            if epoch not in alive or (ends is not None and ends <= oldest_step):
+            if term not in alive or (ends is not None and ends <= oldest_step):
                 found.append(path)
     return found

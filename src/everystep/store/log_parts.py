@@ -1,7 +1,7 @@
 """Names of the objects that a log becomes in a bucket. Objects cannot grow: a segment becomes parts, each
 named by where it begins:
 
-epochs/000002/log/000001-000000000120.log/000000000004096-000000000125
+terms/000002/log/000001-000000000120.log/000000000004096-000000000125
 
 The second number is the step that its last record leads to, if the segment ended there when it was sent: so
 a listing tells how far the log goes.
@@ -23,12 +23,12 @@ _OFFSET_DIGITS, _STEP_DIGITS = 15, 12
 class SegmentPlace(NamedTuple):
     """Which segment of a log: what its name is made from."""
 
-    epoch: int
+    term: int
     number: int
     after: int
 
     def path(self, run: Path) -> RunPath:
-        return layout.log_dir(run, self.epoch) / layout.segment_name(self.number, self.after)
+        return layout.log_dir(run, self.term) / layout.segment_name(self.number, self.after)
 
 
 class LogPart(NamedTuple):
@@ -69,12 +69,12 @@ def _chain(parts: list[LogPart]) -> list[LogPart]:
 
 
 def log_ends(listing: Mapping[str, int]) -> dict[int, int]:
-    """By epoch, how far its log goes."""
+    """By term, how far its log goes."""
     found: dict[int, int] = {}
     for place, parts in parts_by_segment(listing).items():
         ends = [part.step for part in parts if part.step >= 0]
         if ends:
-            found[place.epoch] = max(found.get(place.epoch, -1), *ends)
+            found[place.term] = max(found.get(place.term, -1), *ends)
     return found
 
 
@@ -89,11 +89,11 @@ def _part_of(path: str, size: int) -> LogPart | None:
 
 def _place_of(segment: str) -> SegmentPlace | None:
     """None: no name of ours."""
-    epoch, name = layout.epoch_of(segment), segment.rpartition("/")[2]
-    if epoch is None or not layout.is_segment(name):
+    term, name = layout.term_of(segment), segment.rpartition("/")[2]
+    if term is None or not layout.is_segment(name):
         return None
-    path = layout.log_dir(Path(), epoch) / name
-    place = SegmentPlace(epoch, layout.segment_number(path), layout.segment_after(path))
+    path = layout.log_dir(Path(), term) / name
+    place = SegmentPlace(term, layout.segment_number(path), layout.segment_after(path))
     return place if path.inside == segment else None
 
 

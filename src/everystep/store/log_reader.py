@@ -52,11 +52,11 @@ class LogReader:
         self.problems: list[str] = []
         if until is not None and until <= base.step:
             return  # nothing of it is wanted, and a disk would be busy with it
-        epochs = [epoch for epoch, _ in lineage.path]
-        begin = epochs.index(base.epoch) if base.epoch in epochs else len(epochs)
-        for epoch, limit in lineage.path[begin:]:
+        terms = [term for term, _ in lineage.path]
+        begin = terms.index(base.term) if base.term in terms else len(terms)
+        for term, limit in lineage.path[begin:]:
             last = min(n for n in (limit, until, _FOREVER) if n is not None)
-            if not self._follow(run, lineage.run_id, epoch, last):
+            if not self._follow(run, lineage.run_id, term, last):
                 break
 
     @property
@@ -64,7 +64,7 @@ class LogReader:
         """What these records lead to."""
         if not self._segments:
             return self._base
-        return Point(self._segments[-1].epoch, self._segments[-1].heads[-1].step)
+        return Point(self._segments[-1].term, self._segments[-1].heads[-1].step)
 
     def __len__(self) -> int:
         return sum(len(segment.heads) for segment in self._segments)
@@ -111,9 +111,9 @@ class LogReader:
                 yield unchecked(segment.data, head)
             expect_hops(segment.data, False)
 
-    def _follow(self, run: Path, run_id: str, epoch: int, last: int) -> bool:
-        """Take what belongs to the chain from one epoch; False: it ends here."""
-        paths = layout.segments(run, epoch)
+    def _follow(self, run: Path, run_id: str, term: int, last: int) -> bool:
+        """Take what belongs to the chain from one term; False: it ends here."""
+        paths = layout.segments(run, term)
         for path, behind in zip_longest(paths, paths[1:]):
             if behind is not None and layout.segment_after(behind) <= self.end.step:
                 continue  # none of its records is newer than what the next segment follows
@@ -122,7 +122,7 @@ class LogReader:
             # what a segment holds beyond the beginning of the next is of a batch that failed
             end = last if behind is None else min(last, layout.segment_after(behind))
             try:
-                if not self._take(path, run_id, epoch, end):
+                if not self._take(path, run_id, term, end):
                     return False
             except UnknownVersion:
                 raise  # whoever passed it over would lose steps that are there
@@ -130,17 +130,17 @@ class LogReader:
                 self.problems.append(str(error))
         return True
 
-    def _take(self, path: RunPath, run_id: str, epoch: int, last: int) -> bool:
+    def _take(self, path: RunPath, run_id: str, term: int, last: int) -> bool:
         """The same from one segment."""
         data = map_file(path)
         expect_hops(data, True)
         header = unpack_segment_header(data, str(path))
-        if (header.run_id, header.epoch) != (run_id, epoch):
-            raise CorruptData(f"read {path}: it belongs to another run or epoch")
+        if (header.run_id, header.term) != (run_id, term):
+            raise CorruptData(f"read {path}: it belongs to another run or term")
         if header.census != self._digest:
             self.problems.append(f"log {path}: the model or its optimizers had changed")
             return False
-        segment = _Segment(path, epoch, data)
+        segment = _Segment(path, term, data)
         for head in self._wanted(data, path, last):
             if head.after != self.end.step:
                 what = f"step {head.after} is missing, it ends at {self.end.step}"
@@ -172,8 +172,8 @@ class LogReader:
 class _Segment:
     """What is wanted of a segment: the heads of its records, and its bytes, mapped."""
 
-    def __init__(self, path: RunPath, epoch: int, data: memoryview) -> None:
-        self.path, self.epoch, self.data = path, epoch, data
+    def __init__(self, path: RunPath, term: int, data: memoryview) -> None:
+        self.path, self.term, self.data = path, term, data
         self.heads: list[RecordHead] = []
         self.checked = False  # what is left of it
         self._comes = False

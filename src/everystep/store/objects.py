@@ -1,7 +1,7 @@
-"""The objects of a run's epochs, by the paths that their files have in a directory.
+"""The objects of a run's terms, by the paths that their files have in a directory.
 
 Two hosts that know nothing of each other may claim the same number. So an object's name has more than the
-number, as epochs/000002-1f0c95ad/bases/…: the first letters of the token of its epoch.
+number, as terms/000002-1f0c95ad/bases/…: the first letters of the token of its term.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _TOKEN_LETTERS = 8
 
 
 class Objects:
-    """Of the epochs whose token `token_of` tells. May be used by several threads."""
+    """Of the terms whose token `token_of` tells. May be used by several threads."""
 
     def __init__(self, bucket: Bucket, token_of: Callable[[int], str]) -> None:
         self._bucket, self._token_of = bucket, token_of
@@ -28,23 +28,23 @@ class Objects:
     @classmethod
     def of_commit(cls, bucket: Bucket, commit: Commit) -> Objects:
         """As the bucket's newest commit names them."""
-        tokens = {m.epoch: m.token for m in commit.manifests}
-        return cls(bucket, lambda epoch: tokens.get(epoch, ""))
+        tokens = {m.term: m.token for m in commit.manifests}
+        return cls(bucket, lambda term: tokens.get(term, ""))
 
     @classmethod
     def of_directory(cls, bucket: Bucket, run: Path) -> Objects:
         """As the directory's own files are shipped."""
-        return cls(bucket, lambda epoch: _token_in(run, epoch))
+        return cls(bucket, lambda term: _token_in(run, term))
 
     def listing(self) -> dict[str, int]:
         """Every object and its size."""
-        return dict(self._split(self._bucket.listing("epochs"))[0])
+        return dict(self._split(self._bucket.listing("terms"))[0])
 
     def others(self) -> dict[str, int]:
-        """Objects of other epochs of the same numbers, by name, and the numbers."""
+        """Objects of other terms of the same numbers, by name, and the numbers."""
         return {
             name: number
-            for name in self._split(self._bucket.listing("epochs"))[1]
+            for name in self._split(self._bucket.listing("terms"))[1]
             if (number := layout.number_of(name.split("/")[1].partition("-")[0])) is not None
         }
 
@@ -59,11 +59,11 @@ class Objects:
             if plain is None or not rest:
                 others.append(name)
             else:
-                ours.append(("/".join(("epochs", plain, *rest)), size))
+                ours.append(("/".join(("terms", plain, *rest)), size))
         return ours, others
 
     def _plain(self, folder: str) -> str | None:
-        """What the folder of an epoch is called in a directory; None: it is another epoch's."""
+        """What the folder of a term is called in a directory; None: it is another term's."""
         plain = folder.partition("-")[0]
         number = layout.number_of(plain)
         return plain if number is not None and folder == self._folder(plain, number) else None
@@ -73,11 +73,11 @@ class Objects:
         return f"{plain}-{token}" if token else plain
 
     def _name(self, path: str) -> str:
-        epochs, plain, rest = path.split("/", 2)
+        terms, plain, rest = path.split("/", 2)
         number = layout.number_of(plain)
         if number is None:
-            raise StoreError(f"name the object of {path}: its epoch has no number")
-        return f"{epochs}/{self._folder(plain, number)}/{rest}"
+            raise StoreError(f"name the object of {path}: its term has no number")
+        return f"{terms}/{self._folder(plain, number)}/{rest}"
 
     def read(self, path: str) -> bytes | None:
         return self._bucket.read(self._name(path))
@@ -95,7 +95,7 @@ class Objects:
         self._bucket.delete(map(self._name, paths))
 
 
-def _token_in(run: Path, epoch: int) -> str:
-    """Of an epoch that has no manifest nothing counts."""
-    manifest = read_manifest(run, epoch)
+def _token_in(run: Path, term: int) -> str:
+    """Of a term that has no manifest nothing counts."""
+    manifest = read_manifest(run, term)
     return manifest.token if manifest else ""

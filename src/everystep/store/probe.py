@@ -24,7 +24,7 @@ class Disk(NamedTuple):
 
 
 def measure_disk(run: Path, meter: Meter | None = None) -> Disk:
-    """Writes about 200 MiB beside the run's epochs. The files have no name as soon as they are open: nothing
+    """Writes about 200 MiB beside the run's terms. The files have no name as soon as they are open: nothing
     is left of them, however this process ends."""
     meter, need = meter or Meter(), BUFFER_BYTES * DEPTH + _WRITE_BYTES
     limit = meter.limits.disk_bytes_per_second

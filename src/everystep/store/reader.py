@@ -12,7 +12,7 @@ from everystep.store.bases import BaseReader, read_index
 from everystep.store.reach import listed
 from everystep.store.runs import Candidate, read_lineage
 from everystep.store.tags import LATEST, read_tags
-from everystep.store.tiers import bring, locate
+from everystep.store.tiers import locate, sync_from_bucket
 from everystep.store.verify import Report, verify_run
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def open_run(path: str | Path) -> StoredRun:
     """Open a run for reading; the directory, or the bucket, must hold one."""
     folder, bucket = locate(path)
     if bucket is not None:
-        bring(folder, bucket, heal=False)  # somebody may be writing there
+        sync_from_bucket(folder, bucket, heal=False)  # somebody may be writing there
     return StoredRun(folder)
 
 

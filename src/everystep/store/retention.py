@@ -1,6 +1,6 @@
 """What retention removes from a store: decided in `core/retention.py`, carried out here, file by file.
 
-The manifest forgets first (`EpochWriter.retain`); then goes whatever nothing refers to any more.
+The manifest forgets first (`TermWriter.retain`); then goes whatever nothing refers to any more.
 """
 
 from __future__ import annotations
@@ -108,18 +108,18 @@ def frontier(run: Path, lineage: Lineage, verified: int) -> Point:
 def read_back(run: Path, candidate: Candidate, tick: Callable[[], None] = lambda: None) -> None:
     """Check what writing this base has put on the disk; what it refers to was checked when that was new."""
     for file in read_index(run, candidate).files:
-        if (file.epoch, file.step) == (candidate.epoch, candidate.entry.step):
+        if (file.term, file.step) == (candidate.term, candidate.entry.step):
             check_file(run, file, tick)
 
 
-def unreferenced(run: Path, keep: list[Candidate], newest_epoch: int) -> list[RunPath]:
+def unreferenced(run: Path, keep: list[Candidate], newest_term: int) -> list[RunPath]:
     """Files of bases that neither a kept base nor a tag refers to, leftovers of killed writers included. What
-    lies in newer epochs than this belongs to their writers."""
+    lies in newer terms than this belongs to their writers."""
     pinned = list(read_tags(run).values())
     needed: set[RunPath] = set()
     for candidate in (*keep, *pinned):
         step = candidate.entry.step
-        needed.add(layout.index_path(run, candidate.epoch, step))
+        needed.add(layout.index_path(run, candidate.term, step))
         try:
             files = read_index(run, candidate).files
             needed |= {layout.file_path(run, file) for file in files}
@@ -127,11 +127,11 @@ def unreferenced(run: Path, keep: list[Candidate], newest_epoch: int) -> list[Ru
             if _may_come_back(error):
                 raise
             # it refers to nothing any more, but what is left of it may be looked at
-            needed |= set(layout.own_files(layout.base_dir(run, candidate.epoch, step)))
+            needed |= set(layout.own_files(layout.base_dir(run, candidate.term, step)))
     return [
         path
-        for epoch, folder in layout.base_dirs(run)
-        if epoch <= newest_epoch
+        for term, folder in layout.base_dirs(run)
+        if term <= newest_term
         for path in layout.own_files(folder)
         if path not in needed
     ]
@@ -163,9 +163,9 @@ def remove(paths: list[RunPath], still_ours: Callable[[], None]) -> int:
     return freed
 
 
-def remove_base(run: Path, epoch: int, step: int) -> None:
+def remove_base(run: Path, term: int, step: int) -> None:
     """What a write that failed has left; nothing is said of what cannot be removed."""
-    folder = layout.base_dir(run, epoch, step)
+    folder = layout.base_dir(run, term, step)
     with contextlib.suppress(OSError, StoreError):
         for path in layout.own_files(folder):
             remove_file(path)

@@ -1,4 +1,4 @@
-"""A run's directory: opening it, claiming an epoch, and the lineage of bases that count."""
+"""A run's directory: opening it, claiming a term, and the lineage of bases that count."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import uuid
 from pathlib import Path
 from typing import NamedTuple
 
-from everystep.core.numbers import EPOCH_MAX
+from everystep.core.numbers import TERM_MAX
 from everystep.core.retention import Rules
 from everystep.errors import CorruptData, Fenced, NotARun, StoreError, UnknownVersion
 from everystep.format.base import BaseEntry, Manifest, PassedOver, Point, RunDocument
@@ -40,39 +40,39 @@ _CLAIMS_MAX = 1000  # each was lost to somebody who claimed at the same moment
 class Candidate(NamedTuple):
     """A committed base that belongs to the run's lineage."""
 
-    epoch: int
+    term: int
     entry: BaseEntry
     weights_only: bool = False  # its optimizer slots are gone
 
     @property
     def point(self) -> Point:
-        return Point(self.epoch, self.entry.step)
+        return Point(self.term, self.entry.step)
 
 
 class Known(NamedTuple):
-    """How far a writer had seen the run that it will write to. An epoch that others have claimed since then
+    """How far a writer had seen the run that it will write to. A term that others have claimed since then
     fences it, however late it claims its own: a shadow may have stood still for hours.
 
-    An epoch without a manifest belongs to nobody yet. Whoever serves an attach claims a later one, and the
+    A term without a manifest belongs to nobody yet. Whoever serves an attach claims a later one, and the
     other sees that as soon as it is done; who serves none (`attaches` is empty) leaves it alone."""
 
-    epoch: int
+    term: int
     attaches: tuple[str, ...] = ()  # our own, and those whose state was handed on to us
     step: int = 0  # where the writer begins
     # ours too, of lines that training has gone back from: they fence nobody, and are not gone on from
     left: tuple[str, ...] = ()
 
-    def check(self, run: Path, epochs: list[int]) -> None:
-        others = [n for n in epochs if n > self.epoch and not self._is_ours(run, n)]
+    def check(self, run: Path, terms: list[int]) -> None:
+        others = [n for n in terms if n > self.term and not self._is_ours(run, n)]
         if others:
             raise Fenced(
-                f"claim {run} behind epoch {self.epoch}: somebody else has claimed epoch {others[0]}",
+                f"claim {run} behind term {self.term}: somebody else has claimed term {others[0]}",
                 hint="another trainer or command goes on with this run: stop this one",
             )
 
-    def _is_ours(self, run: Path, epoch: int) -> bool:
+    def _is_ours(self, run: Path, term: int) -> bool:
         try:
-            manifest = read_manifest(run, epoch)
+            manifest = read_manifest(run, term)
         except StoreError:
             return False
         ours = (*self.attaches, *self.left)
@@ -80,9 +80,9 @@ class Known(NamedTuple):
 
     def place(self, run: Path, point: Point | None) -> Point | None:
         """Where a line that came from `point` has got to in the store. A shadow of it may have claimed an
-        epoch since it was asked for its state, or told nobody: what it wrote there goes on counting."""
-        for number in reversed(layout.epoch_numbers(run)):
-            if number <= (point.epoch if point else 0):
+        term since it was asked for its state, or told nobody: what it wrote there goes on counting."""
+        for number in reversed(layout.term_numbers(run)):
+            if number <= (point.term if point else 0):
                 continue
             manifest = read_manifest(run, number)
             if manifest and manifest.attach in self.attaches and self._leads(manifest, point):
@@ -90,11 +90,11 @@ class Known(NamedTuple):
         return point
 
     def _leads(self, manifest: Manifest, point: Point | None) -> bool:
-        """Whether that epoch lies on the way from `point` to where the writer begins."""
+        """Whether that term lies on the way from `point` to where the writer begins."""
         begins = manifest.continues
         if begins is None or point is None:
-            return begins is None and (point is None or not point.epoch)
-        return begins.epoch == point.epoch and begins.step <= self.step
+            return begins is None and (point is None or not point.term)
+        return begins.term == point.term and begins.step <= self.step
 
 
 class Lineage(NamedTuple):
@@ -103,7 +103,7 @@ class Lineage(NamedTuple):
     run_id: str
     candidates: list[Candidate]
     problems: list[str]
-    path: tuple[tuple[int, int | None], ...] = ()  # epochs, oldest first, and the last step of each
+    path: tuple[tuple[int, int | None], ...] = ()  # terms, oldest first, and the last step of each
     manifests: tuple[Manifest, ...] = ()  # what all this was read from, oldest first
 
 
@@ -114,7 +114,7 @@ def read_run(run: Path) -> RunDocument | None:
     names = names_in(RunPath(run))
     with contextlib.suppress(FileNotFoundError), readable(path):
         return unpack_document("run", read_file(path), RunDocument, str(path))
-    ours = ("epochs", layout.TAGS, TEMPORARY_PREFIX)
+    ours = ("terms", layout.TAGS, TEMPORARY_PREFIX)
     if any(not name.startswith(ours) for name in names):
         raise NotARun(
             f"open run {run}: the directory holds other files and no {layout.RUN_DOCUMENT}",
@@ -141,7 +141,7 @@ def create_run(run: Path, given: RunDocument | None = None) -> RunDocument:
     return document
 
 
-def claim_epoch(
+def claim_term(
     run: Path,
     continues: Point | None,
     rules: Rules = _DEFAULT_RULES,
@@ -150,12 +150,12 @@ def claim_epoch(
     behind: int = 0,
     over: tuple[PassedOver, ...] = (),
 ) -> Manifest:
-    """Take the next epoch number for ourselves by an atomic mkdir, and say what we continue. Without `known`
+    """Take the next term number for ourselves by an atomic mkdir, and say what we continue. Without `known`
     whatever is newest is gone on from. `behind`: the number is a later one than this. `over`: what was
     decided against, of another tier or by going back."""
     run_id = identify(run)[0] or create_run(run).run_id
-    make_folder(layout.epochs_dir(run), below=RunPath(run))
-    number = _make_epoch(run, known, behind)
+    make_folder(layout.terms_dir(run), below=RunPath(run))
+    number = _make_term(run, known, behind)
     try:
         continues = known.place(run, continues) if known else continues
     except (OSError, StoreError):
@@ -163,7 +163,7 @@ def claim_epoch(
         raise
     ancestors = _ancestors(run, continues)
     before = _readable(run)
-    dropped, slimmed = _removed(before, {p.epoch for p in (continues, *ancestors) if p})
+    dropped, slimmed = _removed(before, {p.term for p in (continues, *ancestors) if p})
     host, pid = socket.gethostname(), os.getpid()
     manifest = Manifest(
         run_id,
@@ -183,7 +183,7 @@ def claim_epoch(
     )
     try:
         write_manifest(run, manifest)
-        sync_folder(layout.epochs_dir(run))
+        sync_folder(layout.terms_dir(run))
         if known is not None:
             check_fence(run, number)  # nothing was written yet: who attaches looks again
     except (OSError, StoreError):
@@ -193,48 +193,48 @@ def claim_epoch(
 
 
 def _give_back(run: Path, number: int) -> None:
-    """An epoch that could not be opened, or was opened too late: nothing was written in it."""
+    """A term that could not be opened, or was opened too late: nothing was written in it."""
     with contextlib.suppress(OSError, StoreError):
-        for name in names_in(layout.epoch_dir(run, number)):
+        for name in names_in(layout.term_dir(run, number)):
             if name == layout.MANIFEST or name.startswith(TEMPORARY_PREFIX):
-                remove_file(layout.epoch_dir(run, number) / name)
-        remove_folder(layout.epoch_dir(run, number))
+                remove_file(layout.term_dir(run, number) / name)
+        remove_folder(layout.term_dir(run, number))
 
 
-def _make_epoch(run: Path, known: Known | None, behind: int) -> int:
+def _make_term(run: Path, known: Known | None, behind: int) -> int:
     """The number behind all that we have looked at: if somebody took it meanwhile, we look again."""
     for _ in range(_CLAIMS_MAX):
-        epochs = layout.epoch_numbers(run)
+        terms = layout.term_numbers(run)
         if known is not None:
-            known.check(run, epochs)
-        number = max((behind, *epochs)) + 1
-        folder = layout.epoch_dir(run, number)
-        if layout.epoch_number(folder.name) != number:  # nobody would find it again
+            known.check(run, terms)
+        number = max((behind, *terms)) + 1
+        folder = layout.term_dir(run, number)
+        if layout.term_number(folder.name) != number:  # nobody would find it again
             raise StoreError(
-                f"claim epoch {number} of {run}: no run has so many, {EPOCH_MAX} is the last",
-                hint=f"remove what nobody has trained in: {layout.epoch_dir(run, number - 1)}",
+                f"claim term {number} of {run}: no run has so many, {TERM_MAX} is the last",
+                hint=f"remove what nobody has trained in: {layout.term_dir(run, number - 1)}",
             )
         with contextlib.suppress(FileExistsError):
             claim_folder(folder)
             return number
     raise StoreError(
-        f"claim epoch {number} of {run}: it is taken, and does not show among those that are",
+        f"claim term {number} of {run}: it is taken, and does not show among those that are",
         hint=f"look at {folder}: it should be a folder like those beside it",
     )
 
 
 def _ancestors(run: Path, point: Point | None) -> tuple[Point, ...]:
     try:
-        before = read_manifest(run, point.epoch) if point else None
+        before = read_manifest(run, point.term) if point else None
     except StoreError:
         return ()
     return (before.continues, *before.ancestors) if before and before.continues else ()
 
 
 def _readable(run: Path) -> list[Manifest]:
-    """Manifests of all epochs, whether they count or not."""
+    """Manifests of all terms, whether they count or not."""
     found: list[Manifest] = []
-    for number in layout.epoch_numbers(run):
+    for number in layout.term_numbers(run):
         with contextlib.suppress(StoreError):
             manifest = read_manifest(run, number)
             found += [manifest] if manifest else []
@@ -248,41 +248,41 @@ def _all_over(before: list[Manifest], over: tuple[PassedOver, ...]) -> tuple[Pas
 
 
 def _removed(
-    before: list[Manifest], epochs: set[int]
+    before: list[Manifest], terms: set[int]
 ) -> tuple[tuple[Point, ...], tuple[Point, ...]]:
-    """What is gone from these epochs, whoever removed it: also one whose own bases count no longer."""
+    """What is gone from these terms, whoever removed it: also one whose own bases count no longer."""
     dropped = {point for manifest in before for point in manifest.dropped}
     slimmed = {point for manifest in before for point in manifest.slimmed}
 
     def counting(points: set[Point]) -> tuple[Point, ...]:
-        found = [point for point in points if point.epoch in epochs]
-        return tuple(sorted(found, key=lambda point: (point.epoch, point.step)))
+        found = [point for point in points if point.term in terms]
+        return tuple(sorted(found, key=lambda point: (point.term, point.step)))
 
     return counting(dropped), counting(slimmed)
 
 
 def write_manifest(run: Path, manifest: Manifest) -> None:
-    path = layout.manifest_path(run, manifest.epoch)
+    path = layout.manifest_path(run, manifest.term)
     write_document(path, pack_document("manifest", manifest))
 
 
-def read_manifest(run: Path, epoch: int) -> Manifest | None:
-    """None if the epoch was claimed but never opened, or was given back just now."""
-    path = layout.manifest_path(run, epoch)
+def read_manifest(run: Path, term: int) -> Manifest | None:
+    """None if the term was claimed but never opened, or was given back just now."""
+    path = layout.manifest_path(run, term)
     try:
         data = read_file(path)
     except FileNotFoundError:
         return None
     manifest = unpack_document("manifest", data, Manifest, str(path))
-    if manifest.epoch != epoch:
-        raise CorruptData(f"read {path}: it is the manifest of epoch {manifest.epoch}")
+    if manifest.term != term:
+        raise CorruptData(f"read {path}: it is the manifest of term {manifest.term}")
     check_manifest(manifest, str(path))
     return manifest
 
 
 def newest_manifest(run: Path) -> Manifest | None:
-    """Of the epoch that owns the run: the newest that was opened and can be read."""
-    for number in layout.epoch_numbers(run):
+    """Of the term that owns the run: the newest that was opened and can be read."""
+    for number in layout.term_numbers(run):
         with contextlib.suppress(CorruptData):
             manifest = read_manifest(run, number)
             if manifest is not None:
@@ -290,18 +290,18 @@ def newest_manifest(run: Path) -> Manifest | None:
     return None
 
 
-def check_fence(run: Path, epoch: int) -> None:
-    """Raise if a newer epoch owns the run. The lineage rule ignores us then anyway; this says so. Raise also
-    if the epoch's folder is gone: writing on would make half a run where one was moved or deleted."""
-    if not is_folder(layout.epoch_dir(run, epoch)):
+def check_fence(run: Path, term: int) -> None:
+    """Raise if a newer term owns the run. The lineage rule ignores us then anyway; this says so. Raise also
+    if the term's folder is gone: writing on would make half a run where one was moved or deleted."""
+    if not is_folder(layout.term_dir(run, term)):
         raise StoreError(
-            f"write to {run}: the folder of epoch {epoch} is gone",
+            f"write to {run}: the folder of term {term} is gone",
             hint="the run was moved, deleted or unmounted: bring it back, or stop this training",
         )
-    newest = max(layout.epoch_numbers(run), default=0)
-    if newest > epoch:
+    newest = max(layout.term_numbers(run), default=0)
+    if newest > term:
         raise Fenced(
-            f"commit to {run} in epoch {epoch}: epoch {newest} owns the run now",
+            f"commit to {run} in term {term}: term {newest} owns the run now",
             hint="this trainer was replaced; stop it",
         )
 
@@ -312,7 +312,7 @@ def identify(run: Path) -> tuple[str | None, str | None]:
         document = read_run(run)
         return (document.run_id if document else None), None
     except CorruptData as error:
-        for number in layout.epoch_numbers(run):
+        for number in layout.term_numbers(run):
             try:
                 manifest = read_manifest(run, number)
             except StoreError:
@@ -320,14 +320,14 @@ def identify(run: Path) -> tuple[str | None, str | None]:
             if manifest is not None:
                 return manifest.run_id, str(error)
         raise CorruptData(
-            f"{error}, and no epoch tells which run {run} is",
+            f"{error}, and no term tells which run {run} is",
             hint="nothing of it can be trusted: put the file back from a copy, or begin in another directory",
         ) from error
 
 
 def read_lineage(run: Path, *, to_look: bool = False) -> Lineage:
-    """Follow the run from its newest epoch back through the points each one continues. What the system cannot
-    read is a problem of its epoch for whoever only looks; who goes on from the run, or removes what does not
+    """Follow the run from its newest term back through the points each one continues. What the system cannot
+    read is a problem of its term for whoever only looks; who goes on from the run, or removes what does not
     count, must not take it for lost."""
     run_id, problem = identify(run)
     if run_id is None:
@@ -337,9 +337,9 @@ def read_lineage(run: Path, *, to_look: bool = False) -> Lineage:
     problems = [problem] if problem else []
     dropped: set[Point] = set()
     slimmed: set[Point] = set()
-    limits: dict[int, int] | None = None  # newest step that counts, by epoch; None: no manifest yet
+    limits: dict[int, int] | None = None  # newest step that counts, by term; None: no manifest yet
     path: tuple[tuple[int, int | None], ...] = ()
-    for number in layout.epoch_numbers(run):
+    for number in layout.term_numbers(run):
         if limits is not None and number not in limits:
             continue
         try:
@@ -355,7 +355,7 @@ def read_lineage(run: Path, *, to_look: bool = False) -> Lineage:
         if manifest is None:
             continue
         if manifest.run_id != run_id:
-            problems.append(f"epoch {number} of {run}: belongs to run {manifest.run_id}")
+            problems.append(f"term {number} of {run}: belongs to run {manifest.run_id}")
             continue
         manifests.insert(0, manifest)
         dropped |= set(manifest.dropped)
@@ -366,6 +366,6 @@ def read_lineage(run: Path, *, to_look: bool = False) -> Lineage:
                 candidates.append(Candidate(number, entry, point in slimmed))
         if limits is None:
             points = [manifest.continues, *manifest.ancestors] if manifest.continues else []
-            limits = {point.epoch: point.step for point in points}
-            path = (*((p.epoch, p.step) for p in reversed(points)), (number, None))
+            limits = {point.term: point.step for point in points}
+            path = (*((p.term, p.step) for p in reversed(points)), (number, None))
     return Lineage(run_id, candidates, problems, path, tuple(manifests))

@@ -42,10 +42,10 @@ def read_tier(run: Path) -> LocalTier:
 
 
 class BaseShipper:
-    """One epoch's way into the bucket. Owned by one thread."""
+    """One term's way into the bucket. Owned by one thread."""
 
-    def __init__(self, bucket: Bucket, run: Path, epoch: int, sent: Sent) -> None:
-        self._bucket, self._run, self._epoch, self._sent = bucket, run, epoch, sent
+    def __init__(self, bucket: Bucket, run: Path, term: int, sent: Sent) -> None:
+        self._bucket, self._run, self._term, self._sent = bucket, run, term, sent
         self._objects = Objects.of_directory(bucket, run)
         self._commits: CommitWriter | None = None
         # our manifest and the tags when everything that counted here was shipped
@@ -65,16 +65,16 @@ class BaseShipper:
 
     def _tags(self) -> tuple[Tag, ...]:
         try:
-            return tuple(Tag(name, c.epoch, c.entry) for name, c in read_tags(self._run).items())
+            return tuple(Tag(name, c.term, c.entry) for name, c in read_tags(self._run).items())
         except (StoreError, OSError):  # retention says so; what the bucket knows of them stays
             return self._commits.tags if self._commits else ()
 
     def turn(self) -> None:
         """Bring the bucket to what counts here now; when it raises, what the bucket names is still there."""
-        own = read_manifest(self._run, self._epoch)
+        own = read_manifest(self._run, self._term)
         if own is None or (own, self._tags()) == self._done:
             return  # whatever changes here changes our own manifest, or a tag
-        check_fence(self._run, self._epoch)
+        check_fence(self._run, self._term)
         tier = read_tier(self._run)
         self._commits = self._commits or CommitWriter(self._bucket, self._run, own)
         if not self.claimed:
@@ -88,7 +88,7 @@ class BaseShipper:
         problem = self._ship(self._commits, tier, tags, bases, there) or problem
         if problem is None:
             self._remove_rest(self._commits, there, bases)
-            own = next((m for m in tier.manifests if m.epoch == self._epoch), None)
+            own = next((m for m in tier.manifests if m.term == self._term), None)
             self._done = (own, tags)
         elif read_tier(self._run).manifests == tier.manifests:
             raise problem  # not just dropped by retention meanwhile
@@ -132,7 +132,7 @@ class BaseShipper:
     ) -> None:
         newest = next(c for c in tier.candidates if c.point in present)
         manifests = tuple(only_present(m, present) for m in tier.manifests)
-        there = tuple(tag for tag in tags if Point(tag.epoch, tag.base.step) in present)
+        there = tuple(tag for tag in tags if Point(tag.term, tag.base.step) in present)
         if (manifests, there) != self._committed:
             commits.commit(tier.run, manifests, there)
             self._committed, self.newest = (manifests, there), newest
@@ -140,20 +140,20 @@ class BaseShipper:
     def _remove_rest(
         self, commits: CommitWriter, there: Mapping[str, int], bases: list[_LocalBase]
     ) -> None:
-        """What nothing here needs any more, now that the bucket names something newer. Newer epochs are not
+        """What nothing here needs any more, now that the bucket names something newer. Newer terms are not
         ours to touch."""
         needed = {path for base in bases for path in base.sizes}
         old = [
             path
             for path in there
-            if layout.epoch_of(path) in range(self._epoch + 1)
+            if layout.term_of(path) in range(self._term + 1)
             and path not in needed
             and not (is_log_part(path) and self._has_segment_of(path))
         ]
         commits.check_fence()
         self._objects.delete(old)
         others = self._objects.others()
-        self._bucket.delete(name for name, epoch in others.items() if epoch <= self._epoch)
+        self._bucket.delete(name for name, term in others.items() if term <= self._term)
         commits.remove_old()
 
     def _has_segment_of(self, part: str) -> bool:
@@ -178,7 +178,7 @@ class _LocalBase:
     def __init__(self, run: Path, candidate: Candidate) -> None:
         self.candidate, self.point = candidate, candidate.point
         files = read_index(run, candidate).files
-        index = layout.index_path(run, candidate.epoch, candidate.entry.step)
+        index = layout.index_path(run, candidate.term, candidate.entry.step)
         self._index = index.inside
         self._files = {layout.name_of(file): file for file in files}
         self._data = {name: map_file(layout.file_path(run, f)) for name, f in self._files.items()}

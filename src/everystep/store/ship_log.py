@@ -19,7 +19,7 @@ from everystep.store.objects import Objects
 
 
 class LogEnd(NamedTuple):
-    """How far an epoch's log is synced: what lies behind it may still change."""
+    """How far a term's log is synced: what lies behind it may still change."""
 
     segment: RunPath
     bytes: int
@@ -27,21 +27,21 @@ class LogEnd(NamedTuple):
 
 
 class LogShipper:
-    """Of one epoch and those before it. Owned by one thread."""
+    """Of one term and those before it. Owned by one thread."""
 
-    def __init__(self, bucket: Bucket, run: Path, epoch: int, sent: Callable[[int], None]) -> None:
-        self._bucket, self._run, self._epoch, self._sent = bucket, run, epoch, sent
+    def __init__(self, bucket: Bucket, run: Path, term: int, sent: Callable[[int], None]) -> None:
+        self._bucket, self._run, self._term, self._sent = bucket, run, term, sent
         self._objects = Objects.of_directory(bucket, run)
         self._fence: Fence | None = None
         self._shipped: dict[RunPath, int] | None = None  # bytes of each segment that the bucket has
-        self._earlier_shipped = False  # of epochs before ours, whose log no longer grows
-        self.step: int | None = None  # the newest record of our epoch that is there
+        self._earlier_shipped = False  # of terms before ours, whose log no longer grows
+        self.step: int | None = None  # the newest record of our term that is there
         self.behind_bytes = 0
 
     def turn(self, end: LogEnd | None) -> None:
-        """Ship what has been synced since; `end` is that of our own epoch. What is there counts only if the
+        """Ship what has been synced since; `end` is that of our own term. What is there counts only if the
         bucket is still ours afterwards: who takes it over looks at what is there by then."""
-        self._fence = self._fence or Fence(self._bucket, self._run, self._epoch)
+        self._fence = self._fence or Fence(self._bucket, self._run, self._term)
         if self._shipped is None:
             parts = parts_by_segment(self._objects.listing())
             self._shipped = {place.path(self._run): p[-1].end for place, p in parts.items() if p}
@@ -59,10 +59,10 @@ class LogShipper:
     def _synced(self, end: LogEnd | None) -> dict[RunPath, int]:
         """Segments here, oldest first, and how many bytes of each will not change any more."""
         found: dict[RunPath, int] = {}
-        earlier = () if self._earlier_shipped else layout.epoch_numbers(self._run)
-        for epoch in sorted({self._epoch, *(n for n in earlier if n < self._epoch)}):
-            for path in layout.segments(self._run, epoch):
-                if epoch < self._epoch or (end is not None and path < end.segment):
+        earlier = () if self._earlier_shipped else layout.term_numbers(self._run)
+        for term in sorted({self._term, *(n for n in earlier if n < self._term)}):
+            for path in layout.segments(self._run, term):
+                if term < self._term or (end is not None and path < end.segment):
                     size = size_of(path)  # 0 if retention has just removed it
                 elif end is not None and path == end.segment:
                     size = end.bytes

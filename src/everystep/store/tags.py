@@ -44,7 +44,7 @@ def read_tags(run: Path) -> dict[str, Candidate]:
         tag = unpack_document("tag", data, Tag, str(path))
         if tag.name != name:
             raise CorruptData(f"read {path}: it is the tag {shown(tag.name)}")
-        found[name] = Candidate(tag.epoch, tag.base)
+        found[name] = Candidate(tag.term, tag.base)
     return found
 
 
@@ -85,7 +85,7 @@ def set_tag(run: Path, name: str, step: int) -> Candidate:
             hint="remove it first, or take another name",
         )
     make_folder(layout.tags_dir(run), below=RunPath(run))
-    tag = Tag(name, candidate.epoch, candidate.entry)
+    tag = Tag(name, candidate.term, candidate.entry)
     write_document(layout.tag_path(run, name), pack_document("tag", tag))
     try:
         _whole_base(run, step)

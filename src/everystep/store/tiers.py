@@ -1,7 +1,7 @@
 """The two tiers of a run: a local directory, and a bucket that is shipped behind it.
 
 `run="s3://bucket/prefix"` names the bucket alone; the directory then follows from the URL. Before anything is
-read, `bring` makes the directory hold what the newer of the two holds; all the rest works on the directory.
+read, `sync_from_bucket` makes the directory hold what the newer of the two holds; all else works on that.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from everystep.store.fetch import Fetcher, ensure_run, fetch_documents, remove_l
 from everystep.store.files import move_out, remove_file
 from everystep.store.objects import Objects
 from everystep.store.runs import (
-    claim_epoch,
+    claim_term,
     identify,
     newest_manifest,
     read_lineage,
@@ -74,7 +74,7 @@ def local_dir(url: str) -> Path:
     return root.absolute() / f"{readable}-{hashlib.sha256(plain.encode()).hexdigest()[:8]}"
 
 
-def bring(run: Path, url: str, *, heal: bool = True) -> bool:
+def sync_from_bucket(run: Path, url: str, *, heal: bool = True) -> bool:
     """Make the local directory hold the newer lineage of both tiers, whole; True if that is the bucket's.
     `heal`: where it is the directory's own, what is damaged there is fetched."""
     bucket = Bucket(url)
@@ -127,7 +127,7 @@ def _bucket_is_newer(run: Path, bucket: Bucket, commit: Commit) -> bool:
 
 
 def _line(tier: Tier) -> str:
-    return f"to step {furthest(tier)} in epoch {max(tier.marks)}"
+    return f"to step {furthest(tier)} in term {max(tier.marks)}"
 
 
 def take(run: Path, url: str, which: Literal["directory", "bucket"]) -> Path:
@@ -150,7 +150,7 @@ def take(run: Path, url: str, which: Literal["directory", "bucket"]) -> Path:
     aside = _free_name(run, f"bucket-at-{furthest(theirs)}")
     _fetch(aside, bucket, commit)
     newest = newest_manifest(run)
-    manifest = claim_epoch(
+    manifest = claim_term(
         run,
         line_end(run),
         newest.rules if newest else Rules(),
@@ -196,10 +196,10 @@ def _heal(run: Path, bucket: Bucket, commit: Commit) -> None:
 
 
 def _set_aside_others(run: Path, commit: Commit) -> None:
-    """Epochs of this directory alone that have the number of one of the bucket's, or would hide its newest.
+    """Terms of this directory alone that have the number of one of the bucket's, or would hide its newest.
     What they hold was decided against; it is kept beside the run."""
-    tokens = {m.epoch: m.token for m in commit.manifests}
-    for number in layout.epoch_numbers(run):
+    tokens = {m.term: m.token for m in commit.manifests}
+    for number in layout.term_numbers(run):
         with contextlib.suppress(StoreError):
             manifest = read_manifest(run, number)
             token = manifest.token if manifest else None
@@ -208,10 +208,10 @@ def _set_aside_others(run: Path, commit: Commit) -> None:
             ):
                 continue
             if layout.segments(run, number) or number in {
-                epoch for epoch, _ in layout.base_dirs(run)
+                term for term, _ in layout.base_dirs(run)
             }:
-                aside = _free_name(run, f"epoch-{number}")
-                move_out(layout.epoch_dir(run, number), aside)
-                log.warning("set_aside run=%s epoch=%d to=%s", run, number, aside)
+                aside = _free_name(run, f"term-{number}")
+                move_out(layout.term_dir(run, number), aside)
+                log.warning("set_aside run=%s term=%d to=%s", run, number, aside)
             else:
                 remove_file(layout.manifest_path(run, number))

@@ -140,7 +140,7 @@ def _read_log(data: bytes) -> dict[str, Any]:
 def _write_log(tree: dict[str, Any]) -> bytes:
     told = tree["header"]
     run_id = str(told.get("run_id")).encode(errors="replace")[:32].decode(errors="replace")
-    numbers = (_number(told.get(name)) for name in ("epoch", "after", "census"))
+    numbers = (_number(told.get(name)) for name in ("term", "after", "census"))
     header = SegmentHeader(run_id, *numbers)
     chain, pieces = Chain(header), [_segment_header(header)]
     for record in tree["records"]:
@@ -229,11 +229,11 @@ class Store:
 
     def _that_say(self, document: Document, size: int, chunks: list[str]) -> Iterator[Document]:
         folder = document.path.parent
-        epoch, step = int(folder.parent.parent.name.partition("-")[0]), int(folder.name)
+        term, step = int(folder.parent.parent.name.partition("-")[0]), int(folder.name)
         for index in self.of("base"):
             for file in _dicts(index.tree, "part"):
-                if (file.get("epoch"), file.get("step"), file["part"]) == (
-                    epoch,
+                if (file.get("term"), file.get("step"), file["part"]) == (
+                    term,
                     step,
                     document.kind,
                 ):
@@ -242,12 +242,12 @@ class Store:
 
     def _point_out_index(self, index: Document, data: bytes) -> Iterator[Document]:
         folder = index.path.parent
-        epoch, step = int(folder.parent.parent.name.partition("-")[0]), int(folder.name)
+        term, step = int(folder.parent.parent.name.partition("-")[0]), int(folder.name)
         digest = xxhash.xxh3_128_hexdigest(data)
         for document in self.of("manifest", "commit", "tag"):
             stale = [
                 entry
-                for entry in _entries(document.tree, epoch)
+                for entry in _entries(document.tree, term)
                 if entry.get("step") == step and entry.get("digest") != digest
             ]
             for entry in stale:
@@ -256,11 +256,11 @@ class Store:
                 yield document
 
 
-def _entries(tree: Any, epoch: int) -> Iterator[dict[str, Any]]:
-    """What is said of the bases of an epoch: in a manifest, in each of a commit's, in a tag."""
-    for owner in _dicts(tree, "epoch"):
+def _entries(tree: Any, term: int) -> Iterator[dict[str, Any]]:
+    """What is said of the bases of a term: in a manifest, in each of a commit's, in a tag."""
+    for owner in _dicts(tree, "term"):
         listed = owner.get("bases") or [owner.get("base")]
-        if owner["epoch"] == epoch and isinstance(listed, list):
+        if owner["term"] == term and isinstance(listed, list):
             yield from (entry for entry in listed if isinstance(entry, dict))
 
 

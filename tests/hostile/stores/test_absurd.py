@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from everystep.cli.app import app
 from everystep.core.events import Call, Presence, Seal
-from everystep.core.numbers import EPOCH_MAX, STEP_MAX
+from everystep.core.numbers import STEP_MAX, TERM_MAX
 from everystep.core.retention import Rules
 from everystep.errors import CorruptData, StoreError
 from everystep.format import log
@@ -31,9 +31,9 @@ from everystep.format.values import decode, encode
 from everystep.recover.find import find_newest
 from everystep.store import layout, runs
 from everystep.store.bases import read_index
-from everystep.store.epoch import EpochWriter
 from everystep.store.files import RunPath
-from everystep.store.runs import claim_epoch, read_lineage, read_manifest
+from everystep.store.runs import claim_term, read_lineage, read_manifest
+from everystep.store.term import TermWriter
 
 from .documents import Inner, Store
 
@@ -66,8 +66,8 @@ def newest_found(run: Path) -> int:
     return found.point.step
 
 
-def manifest_of(run: Path, epoch: int) -> Path:
-    return ondisk.epoch_dir(run, epoch) / ondisk.MANIFEST
+def manifest_of(run: Path, term: int) -> Path:
+    return ondisk.term_dir(run, term) / ondisk.MANIFEST
 
 
 def sealed(kind: str, body: bytes, version: str = "1") -> bytes:
@@ -79,23 +79,23 @@ def sealed(kind: str, body: bytes, version: str = "1") -> bytes:
 # ---------------------------------------------------------------------- numbers
 
 
-@pytest.mark.parametrize("number", [EPOCH_MAX + 1, 10**17, 10**18 - 1])
+@pytest.mark.parametrize("number", [TERM_MAX + 1, 10**17, 10**18 - 1])
 def test_numbers_that_no_run_reaches_are_not_ours(number: int, run: Path) -> None:
-    """The next epoch was one that nobody listed: its bases were lost, and the one after it was looked for
+    """The next term was one that nobody listed: its bases were lost, and the one after it was looked for
     without end."""
-    (run / "epochs" / str(number)).mkdir()
+    (run / "terms" / str(number)).mkdir()
     for expected in (3, 4):
-        writer = EpochWriter(run, Point(2, NEWEST), Rules(5))
-        assert writer.manifest.epoch == expected
+        writer = TermWriter(run, Point(2, NEWEST), Rules(5))
+        assert writer.manifest.term == expected
     writer.commit(snapshot(NEWEST, 200))
     found, _ = find_newest(run, None)
     assert found is not None and found.point == Point(4, NEWEST)
 
 
 def test_behind_the_last_number_there_is_none(run: Path) -> None:
-    (run / "epochs" / str(EPOCH_MAX)).mkdir()
-    with pytest.raises(StoreError, match=str(EPOCH_MAX)) as refusal:
-        claim_epoch(run, Point(2, NEWEST))
+    (run / "terms" / str(TERM_MAX)).mkdir()
+    with pytest.raises(StoreError, match=str(TERM_MAX)) as refusal:
+        claim_term(run, Point(2, NEWEST))
     assert refusal.value.hint
     assert newest_found(run) == NEWEST
 
@@ -108,7 +108,7 @@ def test_a_number_that_stays_taken_is_not_tried_for_ever(
 
     monkeypatch.setattr(runs, "claim_folder", taken)
     with pytest.raises(StoreError, match="claim"):
-        claim_epoch(run, Point(2, NEWEST))
+        claim_term(run, Point(2, NEWEST))
 
 
 def test_what_nobody_could_find_again_is_not_written(run: Path) -> None:
@@ -126,16 +126,16 @@ def test_what_nobody_could_find_again_is_not_written(run: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [STEP_MAX + 1, 2**62, 2**63 - 1])
-@pytest.mark.parametrize("where", ["epoch", "step", "continues", "ancestors"])
+@pytest.mark.parametrize("where", ["term", "step", "continues", "ancestors"])
 def test_documents_with_such_numbers_are_damaged(where: str, number: int, run: Path) -> None:
     store = Store(run)
-    document = next(d for d in store.of("manifest") if d.tree["epoch"] == 2)
+    document = next(d for d in store.of("manifest") if d.tree["term"] == 2)
     tree = document.tree
     changes: dict[str, Callable[[], object]] = {
-        "epoch": lambda: tree.update(epoch=number),
+        "term": lambda: tree.update(term=number),
         "step": lambda: tree["bases"][-1].update(step=number),
         "continues": lambda: tree["continues"].update(step=number),
-        "ancestors": lambda: tree.update(ancestors=[{"epoch": 0, "step": number}]),
+        "ancestors": lambda: tree.update(ancestors=[{"term": 0, "step": number}]),
     }
     changes[where]()
     store.seal(document)
@@ -274,17 +274,17 @@ def refused(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, int], No
 def test_a_folder_that_cannot_be_opened_is_refused_in_our_words(
     errno: int, run: Path, refused: Callable[[str, int], None]
 ) -> None:
-    refused("epochs", errno)
+    refused("terms", errno)
     for words in (*READERS, ("tag", "1", "mine"), ("rewind", "1", "--yes"), ("stop",)):
         code, told = says(words[0], run, *words[1:])
-        assert code == 2 and "epochs" in told and os.strerror(errno) in told, told
+        assert code == 2 and "terms" in told and os.strerror(errno) in told, told
     with pytest.raises(StoreError) as refusal:
         find_newest(run, None)
     assert refusal.value.hint
 
 
 @pytest.mark.parametrize("errno", [13, 5])
-def test_a_manifest_that_cannot_be_read_is_a_problem_of_its_epoch(
+def test_a_manifest_that_cannot_be_read_is_a_problem_of_its_term(
     errno: int, run: Path, refused: Callable[[str, int], None]
 ) -> None:
     """For whoever looks; who goes on from the run, or removes what does not count, must not take what cannot
@@ -312,7 +312,7 @@ def test_a_manifest_that_vanishes_is_one_that_is_not_there(
 def test_bases_reached_through_a_link_are_refused_though_they_are_valid(
     run: Path, tmp_path: Path
 ) -> None:
-    bases = run / "epochs" / "000002" / "bases"
+    bases = run / "terms" / "000002" / "bases"
     bases.rename(tmp_path / "bases")
     bases.symlink_to(tmp_path / "bases")
     code, told = says("verify", run, "--json")

@@ -30,7 +30,7 @@ from everystep.store.bucket import Bucket
 from everystep.store.log import LogWriter
 from everystep.store.meter import Throttle
 from everystep.store.ship import BaseShipper
-from everystep.store.tiers import bring
+from everystep.store.tiers import sync_from_bucket
 
 from .documents import Document, Inner, Store
 from .jobs import JOBS, train
@@ -140,7 +140,7 @@ def test_a_bucket_with_such_a_base(run: Path, tmp_path: Path) -> None:
     BaseShipper(Bucket(url), run, 2, Throttle(0)).turn()
     change_session(tmp_path / "bucket", rng=GARBAGE)
     assert verified(url)["valid_steps"] == [1, 2]
-    bring(tmp_path / "fetched", url)
+    sync_from_bucket(tmp_path / "fetched", url)
     falls_back(tmp_path / "fetched")
 
 
@@ -213,7 +213,7 @@ def test_a_record_that_loading_refuses_ends_the_log(name: str, run: Path) -> Non
 def _read_on_the_way(run: Path) -> None:
     from everystep.format.entry import check_body
 
-    found, _ = find_newest(run, None, on_the_way=True)
+    found, _ = find_newest(run, None, verify_lazily=True)
     assert found is not None and found.point.step == 6
     for record in found.log:
         check_body(record, found.census, "log")

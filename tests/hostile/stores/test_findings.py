@@ -34,7 +34,6 @@ from everystep.recover.find import find_newest
 from everystep.store import fetch, files, layout
 from everystep.store.bucket import Bucket
 from everystep.store.commit import write_document
-from everystep.store.epoch import EpochWriter
 from everystep.store.files import TEMPORARY_PREFIX, create_file, temporary_for
 from everystep.store.log import LogWriter
 from everystep.store.meter import Throttle
@@ -42,7 +41,8 @@ from everystep.store.reader import StoredRun
 from everystep.store.ship import BaseShipper
 from everystep.store.stream import StreamWriter
 from everystep.store.tags import set_tag
-from everystep.store.tiers import bring
+from everystep.store.term import TermWriter
+from everystep.store.tiers import sync_from_bucket
 from everystep.text import printable, redacted
 
 from .documents import Document, Store, closed
@@ -53,7 +53,7 @@ WAYS_OUT = ("{outside}/bait", "../outside/bait", "../../../../outside/bait", "we
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Path]:
-    """Epochs 1 and 2 of three bases, beside a folder that has to be the same afterwards."""
+    """Terms 1 and 2 of three bases, beside a folder that has to be the same afterwards."""
     outside = tmp_path / "outside"
     (outside / "folder").mkdir(parents=True)
     (outside / "bait").write_bytes(b"bait")
@@ -119,7 +119,7 @@ def test_an_index_cannot_name_a_place_outside(
     for words in (("ls",), ("verify",), ("inspect",)):
         says(words[0], url)
     try:
-        bring(tmp_path / "fetched", url)
+        sync_from_bucket(tmp_path / "fetched", url)
     except CorruptData:
         assert key == "part"
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted(
@@ -139,12 +139,12 @@ def test_a_tag_cannot_name_a_place_outside(
     store.seal(commit)
     for command in ("ls", "verify"):
         says(command, url)
-    bring(tmp_path / "fetched", url)  # what the commit before said
+    sync_from_bucket(tmp_path / "fetched", url)  # what the commit before said
     assert {path.name for path in (tmp_path / "fetched").glob("tags/*")} <= {"mine.json"}
     assert "a tag" in caplog.text
 
 
-@pytest.mark.parametrize("place", ["epochs", "epochs/000001", "epochs/000001/bases", "tags"])
+@pytest.mark.parametrize("place", ["terms", "terms/000001", "terms/000001/bases", "tags"])
 def test_a_link_inside_a_run_is_not_followed(place: str, run: Path, tmp_path: Path) -> None:
     link = run / place
     if link.exists():
@@ -152,7 +152,7 @@ def test_a_link_inside_a_run_is_not_followed(place: str, run: Path, tmp_path: Pa
     link.symlink_to(tmp_path / "outside" / "folder")
     says("prune", run, "--keep-last", "1", "--force")
     with pytest.raises(EverystepError) as refusal:
-        writer = EpochWriter(run, Point(2, NEWEST), Rules(1))
+        writer = TermWriter(run, Point(2, NEWEST), Rules(1))
         for step in (1, 2, 3):
             writer.commit(snapshot(step, 200))
             writer.retain()
@@ -172,12 +172,12 @@ def test_links_under_the_names_of_temporary_files_are_passed_over(
     neither followed nor in the way."""
     url = as_bucket(run, tmp_path)
     (run / "tags").mkdir()
-    writer = EpochWriter(run, Point(2, NEWEST), Rules(3))
+    writer = TermWriter(run, Point(2, NEWEST), Rules(3))
     plant_at_guessable_names(run, tmp_path / "outside" / "bait")
     set_tag(run, "mine", NEWEST)
     newest = ondisk.base_dir(run, 2, NEWEST)
     (newest / "weights.safetensors").unlink()
-    bring(run, url)
+    sync_from_bucket(run, url)
     assert (newest / "weights.safetensors").is_file()
     writer.commit(snapshot(NEWEST, 200))
     plant_at_guessable_names(tmp_path / "bucket", tmp_path / "outside" / "bait")
@@ -318,7 +318,7 @@ def test_what_agrees_with_itself_is_held_against_what_its_events_take(run: Path)
 def test_deep_documents_are_corrupt_data(depth: int, run: Path) -> None:
     with pytest.raises(CorruptData):
         decode(b"\x91" * depth + b"\xc0", "state")
-    manifest = run / "epochs" / "000002" / ondisk.MANIFEST
+    manifest = run / "terms" / "000002" / ondisk.MANIFEST
     header = manifest.read_bytes().partition(b"\n")[0]
     manifest.write_bytes(header + b"\n" + b"[" * depth + b"]" * depth)
     for command in ("ls", "verify", "status"):
@@ -360,12 +360,12 @@ def test_nobody_waits_for_a_file_that_is_none(
 
 
 def test_names_that_are_no_numbers_are_not_ours(run: Path) -> None:
-    for folder in (run / "epochs", run / "epochs" / "000002" / "bases"):
+    for folder in (run / "terms", run / "terms" / "000002" / "bases"):
         for name in ("²", "٣", "1e3", "-1", " 1", "0x1", "000002 "):
             (folder / name).mkdir()
     assert says("verify", run)[0] == 0
     says("prune", run, "--keep-last", "1", "--force")
-    writer = EpochWriter(run, Point(2, NEWEST), Rules(1))
+    writer = TermWriter(run, Point(2, NEWEST), Rules(1))
     writer.commit(snapshot(NEWEST, 200))
     writer.retain()
 
@@ -410,8 +410,8 @@ def test_credentials_are_not_shown() -> None:
 
 
 def test_errors_of_the_system_name_the_path(run: Path) -> None:
-    shutil.rmtree(run / "epochs")
-    (run / "epochs").write_bytes(b"a file")
+    shutil.rmtree(run / "terms")
+    (run / "terms").write_bytes(b"a file")
     with pytest.raises((OSError, EverystepError)) as refusal:
-        EpochWriter(run, None, Rules(1))
-    assert str(run / "epochs") in str(refusal.value)
+        TermWriter(run, None, Rules(1))
+    assert str(run / "terms") in str(refusal.value)

@@ -279,21 +279,21 @@ def _ship(run: Path, url: str) -> str:
     from everystep.core.retention import Rules
     from everystep.errors import EverystepError
     from everystep.store.bucket import Bucket
-    from everystep.store.epoch import EpochWriter
     from everystep.store.meter import Throttle
     from everystep.store.runs import read_lineage
     from everystep.store.ship import BaseShipper
     from everystep.store.ship_log import LogShipper
-    from everystep.store.tiers import bring
+    from everystep.store.term import TermWriter
+    from everystep.store.tiers import sync_from_bucket
 
     with contextlib.suppress(EverystepError):
-        bring(run, url)
+        sync_from_bucket(run, url)
     candidates = read_lineage(run).candidates
     point = candidates[0].point if candidates else None
-    epoch = EpochWriter(run, point, Rules(3)).manifest.epoch
+    term = TermWriter(run, point, Rules(3)).manifest.term
     with contextlib.suppress(EverystepError):
-        BaseShipper(Bucket(url), run, epoch, Throttle(0)).turn()
-    LogShipper(Bucket(url), run, epoch, Throttle(0)).turn(None)
+        BaseShipper(Bucket(url), run, term, Throttle(0)).turn()
+    LogShipper(Bucket(url), run, term, Throttle(0)).turn(None)
     return ""
 
 

@@ -12,10 +12,10 @@ import pytest
 
 from everystep.core.failures import USUAL_SECONDS, Life, mean_time_between_failures
 from everystep.core.retention import Rules
-from everystep.shadow.gauge import Gauge
+from everystep.shadow.slowdown_estimator import SlowdownEstimator
 from everystep.shadow.spans import Spans
-from everystep.store.epoch import EpochWriter
 from everystep.store.history import lives_of
+from everystep.store.term import TermWriter
 from everystep.tune.measured import Measured, machine_of
 
 STEP, CORES = 0.1, 4
@@ -34,13 +34,13 @@ class Scene:
     """A training whose steps take longer while something is written."""
 
     def __init__(self) -> None:
-        self.gauge = Gauge(CORES)
+        self.estimator = SlowdownEstimator(CORES)
         self.clock = 1.0
         self.base_seconds = self.log_seconds = 0.0
 
     def step(self, seconds: float = STEP, *, basing: bool = False, logging: bool = False) -> None:
         begin, self.clock = self.clock, self.clock + seconds
-        self.gauge.record(
+        self.estimator.record(
             int(self.clock * 1e9),
             1000,
             base_spans=Written(begin, self.clock, basing),
@@ -63,8 +63,8 @@ class Scene:
 def test_nothing_is_claimed_before_enough_was_seen() -> None:
     scene = Scene()
     scene.step()
-    assert scene.gauge.iteration_seconds == 0
-    assert scene.gauge.base_share_felt == scene.gauge.log_share_felt == 1 / CORES
+    assert scene.estimator.iteration_seconds == 0
+    assert scene.estimator.base_share_felt == scene.estimator.log_share_felt == 1 / CORES
 
 
 def test_what_training_loses_to_writing_is_found() -> None:
@@ -74,11 +74,11 @@ def test_what_training_loses_to_writing_is_found() -> None:
             scene.step()
         scene.base(5, seconds=1.5 * STEP, write_seconds=5 * STEP)  # half a step each: half of it
         scene.write(STEP + 0.002, write_seconds=0.020)
-    gauge = scene.gauge
-    assert gauge.iteration_seconds == pytest.approx(STEP, rel=0.01)
-    assert gauge.base_share_felt == pytest.approx(0.5, rel=0.05)
-    assert gauge.log_share_felt == pytest.approx(0.1, rel=0.25)
-    assert gauge.record_bytes == 1000
+    estimator = scene.estimator
+    assert estimator.iteration_seconds == pytest.approx(STEP, rel=0.01)
+    assert estimator.base_share_felt == pytest.approx(0.5, rel=0.05)
+    assert estimator.log_share_felt == pytest.approx(0.1, rel=0.25)
+    assert estimator.record_bytes == 1000
 
 
 def test_writing_that_is_not_felt_costs_nothing_in_the_long_run() -> None:
@@ -87,7 +87,7 @@ def test_writing_that_is_not_felt_costs_nothing_in_the_long_run() -> None:
         for _ in range(5):
             scene.step()
         scene.base(5, seconds=STEP, write_seconds=5 * STEP)
-    assert scene.gauge.base_share_felt < 0.05 / CORES
+    assert scene.estimator.base_share_felt < 0.05 / CORES
 
 
 def test_a_steady_machine_is_believed_soon_and_a_noisy_one_later() -> None:
@@ -100,8 +100,8 @@ def test_a_steady_machine_is_believed_soon_and_a_noisy_one_later() -> None:
                 scene.step()
             felt = 0.5 + noise * chance.uniform(-1, 1)
             scene.base(5, seconds=(1 + felt) * STEP, write_seconds=5 * STEP)
-        found.append(scene.gauge)
-    steady, noisy = (gauge.base_share_felt for gauge in found)
+        found.append(scene.estimator)
+    steady, noisy = (estimator.base_share_felt for estimator in found)
     assert steady == pytest.approx(0.5, rel=0.05)
     seen = found[1]._basing.lost / found[1]._basing.write_seconds
     assert abs(noisy - 1 / CORES) < 0.8 * abs(seen - 1 / CORES), "it leans on the prior"
@@ -116,7 +116,7 @@ def test_one_base_that_happened_to_be_noisy_is_not_believed() -> None:
         scene.base_seconds = 0.05
         for _ in range(10):
             scene.step()
-        assert 0.25 / CORES < scene.gauge.base_share_felt < 2 / CORES
+        assert 0.25 / CORES < scene.estimator.base_share_felt < 2 / CORES
 
 
 def test_what_was_seen_long_ago_stays_known() -> None:
@@ -127,10 +127,10 @@ def test_what_was_seen_long_ago_stays_known() -> None:
         scene.write(STEP + 0.002, write_seconds=0.020)
     for _ in range(20):
         scene.step()
-    before = scene.gauge.log_share_felt
+    before = scene.estimator.log_share_felt
     for _ in range(100_000):
         scene.step()
-    assert scene.gauge.log_share_felt == before == pytest.approx(0.1, rel=0.3)
+    assert scene.estimator.log_share_felt == before == pytest.approx(0.1, rel=0.3)
 
 
 def test_writing_that_never_ends_is_compared_with_what_was_near() -> None:
@@ -142,7 +142,7 @@ def test_writing_that_never_ends_is_compared_with_what_was_near() -> None:
         scene.write(STEP if number < 1000 else 3 * STEP, write_seconds=0.02)
     for _ in range(20):
         scene.step(3 * STEP)
-    assert scene.gauge.log_share_felt <= 1 / CORES
+    assert scene.estimator.log_share_felt <= 1 / CORES
 
 
 def test_a_machine_that_is_busy_at_times_is_not_taken_for_a_cost_of_writing() -> None:
@@ -156,7 +156,7 @@ def test_a_machine_that_is_busy_at_times_is_not_taken_for_a_cost_of_writing() ->
                 scene.step(load * STEP + 0.01, basing=True)
             scene.base_seconds += 0.1
             scene.step(load * STEP)
-    assert scene.gauge.base_share_felt == pytest.approx(0.2, rel=0.15)
+    assert scene.estimator.base_share_felt == pytest.approx(0.2, rel=0.15)
 
 
 def test_a_pause_is_no_step() -> None:
@@ -164,7 +164,7 @@ def test_a_pause_is_no_step() -> None:
     for _ in range(50):
         scene.step()
     scene.step(1000.0)
-    assert scene.gauge.iteration_seconds == pytest.approx(STEP)
+    assert scene.estimator.iteration_seconds == pytest.approx(STEP)
 
 
 def test_the_pace_of_now_counts_more_than_the_one_of_long_ago() -> None:
@@ -173,7 +173,7 @@ def test_the_pace_of_now_counts_more_than_the_one_of_long_ago() -> None:
         scene.step(STEP)
     for _ in range(20000):
         scene.step(3 * STEP)
-    assert scene.gauge.iteration_seconds == pytest.approx(3 * STEP, rel=0.05)
+    assert scene.estimator.iteration_seconds == pytest.approx(3 * STEP, rel=0.05)
 
 
 def test_failures_are_counted_and_a_short_history_says_little() -> None:
@@ -220,7 +220,7 @@ def test_a_machine_that_becomes_slower_is_not_the_writers_doing() -> None:
         if number % 20 == 19:
             scene.base_seconds += pace
         scene.step(pace, basing=number % 20 == 19)
-    assert scene.gauge.base_share_felt < 1 / CORES * 2 / 30 + 0.005  # the prior alone
+    assert scene.estimator.base_share_felt < 1 / CORES * 2 / 30 + 0.005  # the prior alone
 
 
 def test_the_last_few_spans_are_told_once_they_are_over() -> None:
@@ -240,7 +240,7 @@ def test_a_life_is_as_long_as_its_writer_measured_whatever_the_clock_said(
 ) -> None:
     wall = time.time
     for jump in (-1e6, 1e6):
-        writer = EpochWriter(tmp_path, None, Rules())
+        writer = TermWriter(tmp_path, None, Rules())
         monkeypatch.setattr(time, "time", lambda jump=jump: wall() + jump)
         writer.close()
         monkeypatch.setattr(time, "time", wall)

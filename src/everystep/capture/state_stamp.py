@@ -67,7 +67,7 @@ def check_slots(state: object, where: str) -> None:
         )
 
 
-class Glance:
+class StateStamp:
     """Which objects there are, where they lie and how often they were written."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:

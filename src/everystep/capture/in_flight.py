@@ -9,19 +9,19 @@ from typing import Any, NamedTuple
 
 import torch
 
-from everystep.device.side import Side
+from everystep.device.copy_stream import CopyStream
 
 _nbytes = attrgetter("nbytes")
 
 
 class Hold(NamedTuple):
-    side: Side
+    side: CopyStream
     mark: Any
     tensors: Sequence[torch.Tensor]
     bytes: int
 
 
-class Holds:
+class InFlightBuffers:
     """Owned by the training thread; oldest first."""
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class Holds:
         self._old = 0
         self.bytes = 0
 
-    def add(self, side: Side, tensors: Sequence[torch.Tensor]) -> Any:
+    def add(self, side: CopyStream, tensors: Sequence[torch.Tensor]) -> Any:
         """Keep the sources of what was just queued; returns the mark they are kept until."""
         mark = side.mark()
         size = sum(map(_nbytes, tensors))
@@ -46,7 +46,7 @@ class Holds:
     def _release_oldest(self) -> None:
         hold = self._holds.popleft()
         self.bytes -= hold.bytes
-        hold.side.hold_back(hold.mark)
+        hold.side.wait_for_copy(hold.mark)
         self._old = max(0, self._old - 1)
 
     def grow_old(self) -> None:

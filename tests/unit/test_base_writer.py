@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_keeper import Bench
+from test_base_scheduler import Bench
 
 from everystep.core.retention import Rules
 from everystep.errors import StoreError
 from everystep.format.base import Point
-from everystep.shadow import persist
-from everystep.shadow.persist import Persister
-from everystep.store import epoch
-from everystep.store.epoch import EpochWriter
-from everystep.store.layout import epoch_numbers
+from everystep.shadow import base_writer as writing
+from everystep.shadow.base_writer import BaseWriter
+from everystep.store import term
+from everystep.store.layout import term_numbers
 from everystep.store.runs import read_lineage
+from everystep.store.term import TermWriter
 
 ERRORS = [
     OSError(errno.EIO, "Input/output error"),
@@ -45,33 +45,33 @@ def once(monkeypatch: pytest.MonkeyPatch, place: Any, name: str, error: Exceptio
 @pytest.mark.parametrize(
     ("place", "name"),
     [
-        (persist, "EpochWriter"),
-        (persist, "written_lately"),
-        (persist, "_reached"),
-        (epoch, "claim_epoch"),
-        (EpochWriter, "_newest_index"),
-        (EpochWriter, "_measure"),
+        (writing, "TermWriter"),
+        (writing, "written_lately"),
+        (writing, "_reached"),
+        (term, "claim_term"),
+        (TermWriter, "_newest_index"),
+        (TermWriter, "_measure"),
     ],
 )
-def test_an_epoch_is_claimed_as_a_whole_or_tried_again(
+def test_a_term_is_claimed_as_a_whole_or_tried_again(
     place: Any, name: str, error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tmp_path / "run"
     first = Bench(run)
-    first.keeper.persist_if_due(asked=True, last_words=False, moving=False)
-    first.persister.wait()
-    persister = Persister(run, Point(1, 1), Rules())
+    first.base_scheduler.persist_if_due(asked=True, last_words=False, moving=False)
+    first.base_writer.wait()
+    base_writer = BaseWriter(run, Point(1, 1), Rules())
     once(monkeypatch, place, name, error)
-    persister.claim()
-    persister.wait()
-    state = persister.state
-    assert state.epoch == 0 and state.problem and state.failures == 1 and not persister.may_try
-    persister.claim()
-    persister.wait()
-    state = persister.state
-    assert state.epoch == max(epoch_numbers(run)) and state.reached == 1 and not state.problem
-    if place is persist:
-        assert state.epoch <= 2, "what was claimed is kept"
+    base_writer.claim()
+    base_writer.wait()
+    state = base_writer.state
+    assert state.term == 0 and state.problem and state.failures == 1 and not base_writer.may_try
+    base_writer.claim()
+    base_writer.wait()
+    state = base_writer.state
+    assert state.term == max(term_numbers(run)) and state.reached == 1 and not state.problem
+    if place is writing:
+        assert state.term <= 2, "what was claimed is kept"
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=repr)
@@ -79,16 +79,16 @@ def test_whatever_ends_a_write_is_told_and_tried_again_later(
     error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = Bench(tmp_path / "run")
-    once(monkeypatch, epoch, "write_base", error)
-    bench.keeper.persist_if_due(asked=True, last_words=False, moving=False)
-    bench.persister.wait()
-    state = bench.persister.state
+    once(monkeypatch, term, "write_base", error)
+    bench.base_scheduler.persist_if_due(asked=True, last_words=False, moving=False)
+    bench.base_writer.wait()
+    state = bench.base_writer.state
     assert state.failures == 1 and state.problem and state.retry_at > time.monotonic()
-    assert not bench.persister.may_try, "not in a hot loop"
-    bench.keeper.persist_if_due(asked=True, last_words=False, moving=False)
-    bench.persister.wait()
+    assert not bench.base_writer.may_try, "not in a hot loop"
+    bench.base_scheduler.persist_if_due(asked=True, last_words=False, moving=False)
+    bench.base_writer.wait()
     assert [c.entry.step for c in read_lineage(tmp_path / "run").candidates] == [1]
-    assert not bench.persister.state.problem
+    assert not bench.base_writer.state.problem
 
 
 @pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), MemoryError()], ids=repr)
@@ -97,10 +97,10 @@ def test_a_thread_that_cannot_be_started_is_a_store_that_fails(
 ) -> None:
     bench = Bench(tmp_path / "run")
     once(monkeypatch, threading.Thread, "start", error)
-    bench.keeper.persist_if_due(asked=True, last_words=False, moving=False)
-    assert bench.persister.state.failures == 1 and not bench.keeper.holds_still
+    bench.base_scheduler.persist_if_due(asked=True, last_words=False, moving=False)
+    assert bench.base_writer.state.failures == 1 and not bench.base_scheduler.holds_still
     now = time.monotonic_ns()
-    assert not bench.persister.spans.meet(now, now + 1)
-    bench.keeper.persist_if_due(asked=True, last_words=False, moving=False)
-    bench.persister.wait()
+    assert not bench.base_writer.spans.meet(now, now + 1)
+    bench.base_scheduler.persist_if_due(asked=True, last_words=False, moving=False)
+    bench.base_writer.wait()
     assert [c.entry.step for c in read_lineage(tmp_path / "run").candidates] == [1]

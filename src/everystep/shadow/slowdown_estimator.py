@@ -61,7 +61,7 @@ class _Stretch:
         self.pace.unsettled_seconds = 0.0
 
 
-class Gauge:
+class SlowdownEstimator:
     """Owned by the main thread."""
 
     def __init__(self, cores: int) -> None:

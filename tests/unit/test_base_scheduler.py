@@ -1,4 +1,4 @@
-"""What the keeper writes, and when: while memory for a copy is made, and of a replica that is given up."""
+"""What the scheduler of bases writes, and when: while a copy is made, and of a replica that is given up."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from everystep.lane.memory import address_of
 from everystep.lane.ring import RingReader, RingWriter
 from everystep.options import Options
 from everystep.shadow import copies
+from everystep.shadow.base_scheduler import BaseScheduler
+from everystep.shadow.base_writer import BaseWriter
 from everystep.shadow.intake import Intake
-from everystep.shadow.keeper import Keeper
-from everystep.shadow.persist import Persister
 from everystep.shadow.replica import Replica
 from everystep.shadow.report import describe_store
 from everystep.shadow.shipper import Shipper
-from everystep.store import epoch
+from everystep.store import term
 from everystep.store.runs import read_lineage
 
 SPEC = OptimizerSpec("", "torch.optim.sgd:SGD", Mode.REPLAY, ((0,),))
@@ -82,19 +82,19 @@ class Bench:
         empty = SessionValues(0, b"", b"", (), ())
         self.intake = Intake(CENSUS, RingReader(memory, GEOMETRY), replica, empty)
         self.intake.advances[0] = Copies()
-        self.persister = Persister(run, None, Rules())
-        self.keeper = Keeper(Options(durable_every=1), self.intake, self.persister)
-        self.persister.claim()
+        self.base_writer = BaseWriter(run, None, Rules())
+        self.base_scheduler = BaseScheduler(Options(durable_every=1), self.intake, self.base_writer)
+        self.base_writer.claim()
         seal = Seal(1, 0, b"rng", b"", (), 0)
         publish(self.writer, [EDIT, Rebase((0,), (1,)), seal], b"state at", FLAG_SEALED, 1)
         assert self.intake.take(may_apply=True) and self.intake.whole
 
     def persist(self) -> None:
-        self.keeper.persist_if_due(asked=False, last_words=False, moving=True)
+        self.base_scheduler.persist_if_due(asked=False, last_words=False, moving=True)
 
     def persist_until_wanted(self) -> None:
         until = time.monotonic() + 10
-        while self.keeper.wanted is None and time.monotonic() < until:
+        while self.base_scheduler.wanted is None and time.monotonic() < until:
             self.persist()
             time.sleep(0.01)
 
@@ -113,8 +113,8 @@ def test_a_copy_that_memory_is_refused_for_is_not_needed(
 
     monkeypatch.setattr(copies, "room_for", refused)
     bench.persist()
-    assert bench.keeper.wanted is None
-    bench.persister.wait()
+    assert bench.base_scheduler.wanted is None
+    bench.base_writer.wait()
     assert [c.entry.step for c in read_lineage(tmp_path / "run").candidates] == [1]
 
 
@@ -144,44 +144,50 @@ def test_replay_goes_on_while_memory_for_a_copy_is_made(
     tmp_path: Path, slow_room: SlowRoom
 ) -> None:
     bench = Bench(tmp_path / "run")
-    keeper, intake = bench.keeper, bench.intake
+    base_scheduler, intake = bench.base_scheduler, bench.intake
     for _ in range(2):
         bench.persist()
-        assert keeper.wanted is None and not keeper.holds_still and not bench.persister.busy
+        assert (
+            base_scheduler.wanted is None
+            and not base_scheduler.holds_still
+            and not bench.base_writer.busy
+        )
     now = time.monotonic_ns()
-    assert bench.persister.spans.meet(now, now + 1), "training may feel it"
+    assert bench.base_writer.spans.meet(now, now + 1), "training may feel it"
     bench.call(step=2)
     assert intake.take(may_apply=True) and intake.step == 2
     slow_room.may.set()
     bench.persist_until_wanted()
-    assert keeper.wanted is not None and keeper.wanted.snapshot.step == 2
-    assert slow_room.made == [(address_of(keeper.wanted.targets[0, ""]), 8)], "it is what is filled"
+    assert base_scheduler.wanted is not None and base_scheduler.wanted.snapshot.step == 2
+    assert slow_room.made == [(address_of(base_scheduler.wanted.targets[0, ""]), 8)], (
+        "it is what is filled"
+    )
     bench.call(step=3)
-    assert intake.take(may_apply=True, base=keeper.wanted)
-    keeper.look_after_copy()
-    bench.persister.wait()
+    assert intake.take(may_apply=True, base=base_scheduler.wanted)
+    base_scheduler.look_after_copy()
+    bench.base_writer.wait()
     assert [c.entry.step for c in read_lineage(tmp_path / "run").candidates] == [2]
 
 
 def test_who_asks_for_a_base_does_not_wait_for_memory(tmp_path: Path, slow_room: SlowRoom) -> None:
     bench = Bench(tmp_path / "run")
     bench.persist()
-    bench.keeper.persist_if_due(asked=True, last_words=False, moving=True)
-    bench.persister.wait()
+    bench.base_scheduler.persist_if_due(asked=True, last_words=False, moving=True)
+    bench.base_writer.wait()
     assert [c.entry.step for c in read_lineage(tmp_path / "run").candidates] == [1]
     now = time.monotonic_ns()
-    assert not bench.persister.spans.meet(now, now + 1), "one base, one span"
+    assert not bench.base_writer.spans.meet(now, now + 1), "one base, one span"
 
 
 def test_a_room_is_given_back_when_no_copy_is_needed(tmp_path: Path, slow_room: SlowRoom) -> None:
     """The trainer dies while it is made: the replica itself is written."""
     bench = Bench(tmp_path / "run")
     bench.persist()
-    assert bench.keeper._room is not None
-    bench.keeper.persist_if_due(asked=False, last_words=True, moving=False)
-    bench.persister.wait()
+    assert bench.base_scheduler._room is not None
+    bench.base_scheduler.persist_if_due(asked=False, last_words=True, moving=False)
+    bench.base_writer.wait()
     assert [c.entry.step for c in read_lineage(tmp_path / "run").candidates] == [1]
-    assert bench.keeper._room is None
+    assert bench.base_scheduler._room is None
 
 
 def test_what_was_begun_is_written_although_it_is_no_longer_due(
@@ -190,12 +196,12 @@ def test_what_was_begun_is_written_although_it_is_no_longer_due(
     bench = Bench(tmp_path / "run")
     bench.persist()
     slow_room.may.set()
-    bench.persister.state = msgspec.structs.replace(
-        bench.persister.state, durable=Point(1, 0), durable_at=time.monotonic()
+    bench.base_writer.state = msgspec.structs.replace(
+        bench.base_writer.state, durable=Point(1, 0), durable_at=time.monotonic()
     )
-    bench.keeper.options = Options(durable_every=1000)
+    bench.base_scheduler.options = Options(durable_every=1000)
     bench.persist_until_wanted()
-    assert bench.keeper.wanted is not None
+    assert bench.base_scheduler.wanted is not None
 
 
 def test_a_room_that_became_too_small_is_made_anew(tmp_path: Path, slow_room: SlowRoom) -> None:
@@ -205,7 +211,7 @@ def test_a_room_that_became_too_small_is_made_anew(tmp_path: Path, slow_room: Sl
     bench.intake.replica.reserve([(0, "/exp_avg", "float32", (2,))])
     slow_room.may.set()
     bench.persist_until_wanted()
-    assert bench.keeper.wanted is not None
+    assert bench.base_scheduler.wanted is not None
     assert [size for _, size in slow_room.made] == [8, 16]
 
 
@@ -213,29 +219,29 @@ def test_a_wanted_copy_goes_with_the_replica_that_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = Bench(tmp_path / "run")
-    writer, intake, keeper = bench.writer, bench.intake, bench.keeper
+    writer, intake, base_scheduler = bench.writer, bench.intake, bench.base_scheduler
     bench.persist()
-    assert keeper.wanted is not None
+    assert base_scheduler.wanted is not None
     publish(writer, [], b"", FLAG_GAP, 1)
-    intake.take(may_apply=True, base=keeper.wanted)
+    intake.take(may_apply=True, base=base_scheduler.wanted)
 
     def fails(*_: Any) -> Any:
         raise StoreError("the disk is away for a moment")
 
     with monkeypatch.context() as patched:
-        patched.setattr(epoch, "write_base", fails)
+        patched.setattr(term, "write_base", fails)
         until = time.monotonic() + 10
-        while not keeper.part():
+        while not base_scheduler.save_before_reset():
             assert time.monotonic() < until
             time.sleep(0.01)
-        bench.persister.wait()  # a copy may still be on its way when the replica may change
+        bench.base_writer.wait()  # a copy may still be on its way when the replica may change
     intake.forget()
     publish(writer, [EDIT], b"half of ", 0, 2)  # the new base begins to arrive
     intake.take(may_apply=True)
-    if keeper.wanted is not None:
-        keeper.wanted.wanted_since = 0.0
-    keeper.look_after_copy()
-    bench.persister.wait()
+    if base_scheduler.wanted is not None:
+        base_scheduler.wanted.wanted_since = 0.0
+    base_scheduler.look_after_copy()
+    bench.base_writer.wait()
     assert not read_lineage(tmp_path / "run").candidates, "a base was written of what was given up"
 
 
@@ -248,55 +254,57 @@ def test_what_could_not_be_written_is_kept_until_the_new_base_begins_to_come(
 ) -> None:
     """And tried again: it may be the newest that anybody ever has."""
     bench = Bench(tmp_path / "run")
-    intake, keeper = bench.intake, bench.keeper
+    intake, base_scheduler = bench.intake, bench.base_scheduler
     publish(bench.writer, [], b"", FLAG_GAP, 1)
     intake.take(may_apply=True)
 
     def part() -> None:
         until = time.monotonic() + 10
-        while not keeper.part():
+        while not base_scheduler.save_before_reset():
             assert time.monotonic() < until
             time.sleep(0.01)
-        intake.forget(keep=keeper.has_news)
+        intake.forget(keep=base_scheduler.has_news)
 
     with monkeypatch.context() as patched:
-        patched.setattr(epoch, "write_base", away)
+        patched.setattr(term, "write_base", away)
         part()
     assert intake.whole and intake.waits_for_base and intake.step == 1
     assert bench.writer.requested_atoms() is None, "the trainer is asked all the same"
-    bench.persister.state = msgspec.structs.replace(bench.persister.state, retry_at=0.0)
+    bench.base_writer.state = msgspec.structs.replace(bench.base_writer.state, retry_at=0.0)
     slow = threading.Event()
-    write_base = epoch.write_base
+    write_base = term.write_base
     with monkeypatch.context() as patched:
-        patched.setattr(epoch, "write_base", lambda *a: slow.wait(10) and write_base(*a))
-        patched.setattr(Keeper, "_can_afford_copy", lambda _: False)
+        patched.setattr(term, "write_base", lambda *a: slow.wait(10) and write_base(*a))
+        patched.setattr(BaseScheduler, "_can_afford_copy", lambda _: False)
         bench.persist()
-        assert bench.persister.busy and keeper.holds_still and keeper.wanted is None
+        assert (
+            bench.base_writer.busy and base_scheduler.holds_still and base_scheduler.wanted is None
+        )
         publish(bench.writer, [EDIT], b"half of ", 0, 2)  # the new base begins to arrive
-        intake.take(may_apply=not keeper.holds_still)
+        intake.take(may_apply=not base_scheduler.holds_still)
         assert intake.whole, "what is written does not change"
         slow.set()
-        bench.persister.wait()
+        bench.base_writer.wait()
     assert [c.entry.step for c in read_lineage(tmp_path / "run").candidates] == [1]
-    intake.take(may_apply=not keeper.holds_still)
+    intake.take(may_apply=not base_scheduler.holds_still)
     assert not intake.whole and not intake.waits_for_base
 
 
 def test_a_copy_is_not_written_once_its_replica_is_known_to_be_wrong(tmp_path: Path) -> None:
     """The pass that fills it is the one whose fingerprints show that an atom had rotted."""
     bench = Bench(tmp_path / "run")
-    keeper = bench.keeper
+    base_scheduler = bench.base_scheduler
     bench.persist()
-    assert keeper.wanted is not None
+    assert base_scheduler.wanted is not None
     events = [
         Call(0, b"", b"\x01", 0, {}),
         Fingerprints(((0, ""),), 8),
         Seal(2, 1, b"rng", b"", (), 0),
     ]
     publish(bench.writer, events, bytes(16), FLAG_SEALED, 2)
-    assert bench.intake.take(may_apply=True, base=keeper.wanted) and bench.intake.drifted
-    keeper.look_after_copy()
-    bench.persister.wait()
+    assert bench.intake.take(may_apply=True, base=base_scheduler.wanted) and bench.intake.drifted
+    base_scheduler.look_after_copy()
+    bench.base_writer.wait()
     assert not read_lineage(tmp_path / "run").candidates
 
 
@@ -305,24 +313,24 @@ def test_a_clock_that_is_set_neither_delays_bases_nor_hurries_them(
     jump: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = Bench(tmp_path / "run")
-    state = lambda: bench.persister.state  # noqa: E731
-    bench.keeper.options = Options(durable_every="1h")
-    bench.keeper.persist_if_due(asked=True, last_words=False, moving=False)
-    bench.persister.wait()
+    state = lambda: bench.base_writer.state  # noqa: E731
+    bench.base_scheduler.options = Options(durable_every="1h")
+    bench.base_scheduler.persist_if_due(asked=True, last_words=False, moving=False)
+    bench.base_writer.wait()
     wall = time.time
     monkeypatch.setattr(time, "time", lambda: wall() + jump)
     bench.call(step=2)
     assert bench.intake.take(may_apply=True)
-    bench.keeper.persist_if_due(asked=False, last_words=False, moving=False)
-    bench.persister.wait()
+    bench.base_scheduler.persist_if_due(asked=False, last_words=False, moving=False)
+    bench.base_writer.wait()
     assert state().durable == Point(1, 1), "an hour has not passed"
     assert 0 <= state().durable_age_seconds < 60
     hour_ago = time.monotonic() - 3601
-    bench.persister.state = msgspec.structs.replace(state(), durable_at=hour_ago)
-    bench.keeper.persist_if_due(asked=False, last_words=False, moving=False)
-    bench.persister.wait()
+    bench.base_writer.state = msgspec.structs.replace(state(), durable_at=hour_ago)
+    bench.base_scheduler.persist_if_due(asked=False, last_words=False, moving=False)
+    bench.base_writer.wait()
     assert state().durable == Point(1, 2), "an hour has passed"
-    told = describe_store(bench.persister, None, Shipper(tmp_path / "run", None, 0))
+    told = describe_store(bench.base_writer, None, Shipper(tmp_path / "run", None, 0))
     assert 0 <= told["durable_age_seconds"] < 60
 
 
@@ -335,21 +343,21 @@ def test_a_base_from_before_a_clock_was_set_delays_none(
 ) -> None:
     """Another shadow wrote it: all that is known of it is what the clock said then."""
     first = Bench(tmp_path / "run")
-    first.keeper.persist_if_due(asked=True, last_words=False, moving=False)
-    first.persister.wait()
+    first.base_scheduler.persist_if_due(asked=True, last_words=False, moving=False)
+    first.base_writer.wait()
     wall = time.time
     monkeypatch.setattr(time, "time", lambda: wall() + jump)
-    persister = Persister(tmp_path / "run", Point(1, 1), Rules())
-    for _ in ("before it has claimed an epoch", "and behind"):
-        assert persister.state.durable == Point(1, 1)
-        age = persister.state.durable_age_seconds
+    base_writer = BaseWriter(tmp_path / "run", Point(1, 1), Rules())
+    for _ in ("before it has claimed a term", "and behind"):
+        assert base_writer.state.durable == Point(1, 1)
+        age = base_writer.state.durable_age_seconds
         options = Options(durable_every="1h")
         assert base_is_due(options, step=2, durable_step=1, seconds_since_base=age) is due
-        told = describe_store(persister, None, Shipper(tmp_path / "run", None, 0))
+        told = describe_store(base_writer, None, Shipper(tmp_path / "run", None, 0))
         shown = told["durable_age_seconds"]
         assert shown is None if abs(jump) > 1e8 or jump < 0 else shown >= 0
         json.dumps(told, allow_nan=False)
-        persister.claim()
+        base_writer.claim()
 
 
 def test_the_next_base_is_expected_with_all_that_training_will_move(tmp_path: Path) -> None:
@@ -362,16 +370,16 @@ def test_the_next_base_is_expected_with_all_that_training_will_move(tmp_path: Pa
     ring = RingReader(SharedMemory.create(geometry.bytes, "test"), geometry)
     intake = Intake(replica.census, ring, replica, SessionValues(1, b"rng", b"", (), ()))
     replica.based, replica.versions = [True, True], [1, 1]
-    persister = Persister(tmp_path / "run", None, Rules())
-    keeper = Keeper(Options(), intake, persister)
+    base_writer = BaseWriter(tmp_path / "run", None, Rules())
+    base_scheduler = BaseScheduler(Options(), intake, base_writer)
     tensor = 4 << 20
-    assert keeper.base_bytes > 4 * tensor, "Adam will make two slots"
-    keeper.write_now()
-    assert 3 * tensor < keeper.base_bytes < 4 * tensor, "what is frozen is referred to"
+    assert base_scheduler.base_bytes > 4 * tensor, "Adam will make two slots"
+    base_scheduler.write_now()
+    assert 3 * tensor < base_scheduler.base_bytes < 4 * tensor, "what is frozen is referred to"
     replica.reserve((0, slot, "float32", (1 << 20,)) for slot in ("/exp_avg", "/exp_avg_sq"))
     intake.calls = 1
     replica.versions[0] = 2
-    assert 3 * tensor < keeper.base_bytes < 4 * tensor
+    assert 3 * tensor < base_scheduler.base_bytes < 4 * tensor
 
 
 def test_a_gap_that_the_trainer_left_behind_takes_nothing(tmp_path: Path) -> None:
@@ -385,6 +393,6 @@ def test_a_gap_that_the_trainer_left_behind_takes_nothing(tmp_path: Path) -> Non
     bench.intake.stay()
     assert bench.intake.whole and not bench.intake.gap and not bench.intake.take(may_apply=True)
     bench.intake.drop_unsealed()
-    bench.keeper.persist_if_due(asked=False, last_words=True, moving=False)
-    bench.persister.wait()
+    bench.base_scheduler.persist_if_due(asked=False, last_words=True, moving=False)
+    bench.base_writer.wait()
     assert [c.entry.step for c in read_lineage(tmp_path / "run").candidates] == [2]

@@ -11,13 +11,13 @@ from everystep.core.retention import Rules
 from everystep.core.survival import Survival
 from everystep.errors import ProtocolMismatch
 from everystep.format.base import Point
-from everystep.lane.control import Holding
+from everystep.lane.control import ReplicaHandle
 from everystep.lane.protocol import NOT_UNDERSTOOD, PROTOCOL, head_of
 from everystep.lane.runtime import ShadowCard
 from everystep.store.runs import Known
 
 
-class Opening(msgspec.Struct, frozen=True):
+class ShadowConfig(msgspec.Struct, frozen=True):
     run: str
     folder: str  # the run's meeting place on this host
     name: str  # of this shadow; its sockets carry it
@@ -35,7 +35,7 @@ class Opening(msgspec.Struct, frozen=True):
     known: Known  # how far attach has seen the run
     powers: dict[float, bytes]  # of betas, as the trainer's device computes them; float32 each
     replay_threads: int
-    adopted: Holding | None  # the replica taken over from the shadow before, if any
+    adopted: ReplicaHandle | None  # the replica taken over from the shadow before, if any
     predecessor: ShadowCard | None  # the shadow that speaks for the run until this one can
     survival: Survival
     durable_every: str | int
@@ -52,12 +52,12 @@ class Opening(msgspec.Struct, frozen=True):
     protocol: int = PROTOCOL
 
 
-def read_opening(message: bytes) -> Opening:
+def read_config(message: bytes) -> ShadowConfig:
     """A trainer keeps the code it has loaded, its next shadow gets what is installed by then."""
     theirs = head_of(message).protocol
     try:
         if theirs == PROTOCOL:
-            return msgspec.msgpack.decode(message, type=Opening)
+            return msgspec.msgpack.decode(message, type=ShadowConfig)
         found = f"the trainer speaks protocol {theirs}, the shadow's everystep {PROTOCOL}"
     except NOT_UNDERSTOOD as error:
         found = f"what the trainer says is not understood ({error})"

@@ -1,4 +1,4 @@
-"""One epoch as its writer sees it: commit a base, then drop what retention no longer keeps."""
+"""One term as its writer sees it: commit a base, then drop what retention no longer keeps."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from everystep.store.runs import (
     Known,
     Lineage,
     check_fence,
-    claim_epoch,
+    claim_term,
     read_lineage,
     read_manifest,
     write_manifest,
@@ -42,7 +42,7 @@ from everystep.store.runs import (
 log = logging.getLogger("everystep")
 
 
-class EpochWriter:
+class TermWriter:
     """The only thing that writes to a run. Owned by one thread of one shadow."""
 
     def __init__(
@@ -61,15 +61,15 @@ class EpochWriter:
         self._rules = rules
         self._meter = meter or Meter()
         self._opened = time.monotonic()
-        self.manifest: Manifest = claim_epoch(run, continues, rules, known=known)
-        """What counts in our epoch; `previous` is the newest base of the run's lineage."""
+        self.manifest: Manifest = claim_term(run, continues, rules, known=known)
+        """What counts in our term; `previous` is the newest base of the run's lineage."""
         self.previous = self._newest_index()
         self._measure()
 
     def commit(self, snapshot: Snapshot) -> BaseEntry:
         """Write a base and make it count; on any failure it does not count, or it is there, whole, and is
         made durable by the next call."""
-        check_fence(self._run, self.manifest.epoch)
+        check_fence(self._run, self.manifest.term)
         for entry in self.manifest.bases:
             if entry.step == snapshot.step:
                 self._write(
@@ -77,7 +77,7 @@ class EpochWriter:
                 )  # the sync of it may have failed: what is lost then stays lost
                 return entry
         remove_base(
-            self._run, self.manifest.epoch, snapshot.step
+            self._run, self.manifest.term, snapshot.step
         )  # leftovers of a write that failed
         if self._meter.limits.store_quota:
             self._make_room(snapshot)
@@ -85,13 +85,13 @@ class EpochWriter:
             entry, index = write_base(
                 self._run,
                 self.manifest.run_id,
-                self.manifest.epoch,
+                self.manifest.term,
                 snapshot,
                 self.previous,
                 self._meter,
             )
             self._check_readable(index)
-            check_fence(self._run, self.manifest.epoch)
+            check_fence(self._run, self.manifest.term)
             try:
                 bases = (*self.manifest.bases, entry)
                 self._write(msgspec.structs.replace(self.manifest, bases=bases))
@@ -100,7 +100,7 @@ class EpochWriter:
                     self.previous = index
         except OSError:
             if all(entry.step != snapshot.step for entry in self.manifest.bases):
-                remove_base(self._run, self.manifest.epoch, snapshot.step)
+                remove_base(self._run, self.manifest.term, snapshot.step)
             raise
         return entry
 
@@ -109,14 +109,14 @@ class EpochWriter:
         try:
             check_index(index, f"the base of step {index.step}")
         except CorruptData as error:
-            remove_base(self._run, index.epoch, index.step)
+            remove_base(self._run, index.term, index.step)
             raise StoreError(
                 f"commit to {self._run}: nobody could load what was written: {error}",
                 hint="training goes on, and older bases stay; this is a fault of everystep: please report it",
             ) from error
 
     def close(self) -> None:
-        """Nothing more is committed in this epoch, and nothing went wrong with it."""
+        """Nothing more is committed in this term, and nothing went wrong with it."""
         self._write(msgspec.structs.replace(self.manifest, closed=time.time()))
 
     def _newest_index(self) -> BaseIndex | None:
@@ -174,22 +174,22 @@ class EpochWriter:
     def carry_out(self, plan: Plan) -> int:
         """Do what was planned; returns how many bytes that freed.
 
-        We write what counts no longer, and look for a newer epoch afterwards; whoever claims one makes its
+        We write what counts no longer, and look for a newer term afterwards; whoever claims one makes its
         folder, and reads what counts afterwards. So either we see the claim and take back what we wrote, or
-        the claim has seen what we wrote. Files of newer epochs are never touched.
+        the claim has seen what we wrote. Files of newer terms are never touched.
         """
-        check_fence(self._run, self.manifest.epoch)  # reading back may have taken long
+        check_fence(self._run, self.manifest.term)  # reading back may have taken long
         before = self.manifest
         if plan.drop or plan.slim:
             self._write(_forgetting(before, plan))
         try:
             lineage = self._own_lineage()
-            doomed = unreferenced(self._run, lineage.candidates, before.epoch)
+            doomed = unreferenced(self._run, lineage.candidates, before.term)
             if plan.keep:
                 doomed += old_segments(self._run, lineage, plan.log_begins_at)
                 newest = self._ended_log()  # no segment behind it tells that it may go
                 doomed += [newest[0]] if newest and newest[1] <= plan.log_begins_at else []
-            check_fence(self._run, before.epoch)
+            check_fence(self._run, before.term)
         except Fenced:
             if self.manifest != before:
                 self._write(before)
@@ -198,13 +198,13 @@ class EpochWriter:
 
     def _check_ours(self) -> None:
         """Before each file that is removed."""
-        check_fence(self._run, self.manifest.epoch)
+        check_fence(self._run, self.manifest.term)
         self._meter.tick()
 
     def _own_lineage(self) -> Lineage:
         """As it was while the run was ours."""
         lineage = read_lineage(self._run)
-        check_fence(self._run, self.manifest.epoch)
+        check_fence(self._run, self.manifest.term)
         return lineage
 
     def _write(self, manifest: Manifest) -> None:
@@ -214,14 +214,14 @@ class EpochWriter:
             write_manifest(self._run, manifest)
         except OSError:  # perhaps after it took its place: what is there counts, synced or not
             with contextlib.suppress(OSError, StoreError):
-                self.manifest = read_manifest(self._run, manifest.epoch) or self.manifest
+                self.manifest = read_manifest(self._run, manifest.term) or self.manifest
             raise
         self.manifest = manifest
 
 
 def _forgetting(manifest: Manifest, plan: Plan) -> Manifest:
-    ours = {c.entry.step for c in plan.keep if c.epoch == manifest.epoch}
-    earlier = tuple(c.point for c in plan.drop if c.epoch != manifest.epoch)
+    ours = {c.entry.step for c in plan.keep if c.term == manifest.term}
+    earlier = tuple(c.point for c in plan.drop if c.term != manifest.term)
     return msgspec.structs.replace(
         manifest,
         bases=tuple(entry for entry in manifest.bases if entry.step in ours),

@@ -26,7 +26,7 @@ _is_contiguous = torch.Tensor.is_contiguous
 Tensors = Sequence[torch.Tensor]
 
 
-class Side(Protocol):
+class CopyStream(Protocol):
     """What a copier needs of a device. Marks are places in the side stream."""
 
     stall_seconds: float  # time the compute stream has waited for us
@@ -74,7 +74,7 @@ class Side(Protocol):
     def passed(self, mark: Any) -> bool:
         """Whether everything before the mark is done, as far as the host can know."""
 
-    def hold_back(self, mark: Any) -> None:
+    def wait_for_copy(self, mark: Any) -> None:
         """Let the compute stream wait for the mark."""
 
     def open_window(self) -> None:
@@ -93,7 +93,7 @@ class Side(Protocol):
         """Wait until nothing is queued any more."""
 
 
-class CudaSide:
+class CudaCopyStream:
     """Owned by the training thread."""
 
     def __init__(self, device: torch.device, *, page_locked: bool) -> None:
@@ -180,7 +180,7 @@ class CudaSide:
     def passed(self, mark: torch.cuda.Event) -> bool:
         return bool(mark.query())
 
-    def hold_back(self, mark: torch.cuda.Event) -> None:
+    def wait_for_copy(self, mark: torch.cuda.Event) -> None:
         if mark.query():
             return
         compute = self._compute()
@@ -252,16 +252,16 @@ def _smooth(known: float, new: float) -> float:
     return known + _SMOOTHING * (new - known) if known else new
 
 
-def open_sides(memory: torch.Tensor, devices: set[torch.device]) -> dict[torch.device, Side]:
+def open_sides(memory: torch.Tensor, devices: set[torch.device]) -> dict[torch.device, CopyStream]:
     """A side stream for every GPU among the devices; `memory` is page-locked for them."""
     cuda = [device for device in devices if device.type == "cuda"]
     if not cuda:
         return {}
     locked = lock_pages(memory)
-    return {device: CudaSide(device, page_locked=locked) for device in cuda}
+    return {device: CudaCopyStream(device, page_locked=locked) for device in cuda}
 
 
-def close_sides(memory: torch.Tensor, sides: dict[torch.device, Side]) -> None:
+def close_sides(memory: torch.Tensor, sides: dict[torch.device, CopyStream]) -> None:
     for side in sides.values():
         side.close()
     unlock_pages(memory)

@@ -13,9 +13,9 @@ from everystep.core.forecast import base_bytes
 from everystep.core.sizes import size
 from everystep.lane.host import read_facts
 from everystep.options import Options
+from everystep.shadow.base_writer import BaseWriter
 from everystep.shadow.copies import BaseCopy, Room
 from everystep.shadow.intake import Intake
-from everystep.shadow.persist import Persister
 from everystep.store.bases import Snapshot, SnapshotTensor
 
 log = logging.getLogger(__name__)
@@ -25,11 +25,11 @@ _PART_SECONDS = 60.0
 _TELL_SECONDS = 300.0  # from one warning of a limit to the next
 
 
-class Keeper:
-    def __init__(self, options: Options, intake: Intake, persister: Persister) -> None:
+class BaseScheduler:
+    def __init__(self, options: Options, intake: Intake, base_writer: BaseWriter) -> None:
         self.options = options
         self._intake = intake
-        self._persister = persister
+        self._base_writer = base_writer
         self._writes_in_place = False
         self._room: Room | None = None  # for the next copy
         self._parted_at: int | None = None
@@ -43,7 +43,7 @@ class Keeper:
     @property
     def has_news(self) -> bool:
         """A whole state that the store does not have yet, and that is not known to be wrong."""
-        durable = self._persister.state.durable
+        durable = self._base_writer.state.durable
         sound = self._intake.whole and not self._intake.drifted
         return sound and (durable is None or self._intake.step > durable.step)
 
@@ -67,19 +67,19 @@ class Keeper:
 
     @property
     def has_begun(self) -> bool:
-        """A base of this run is in the store, or on its way there without holding anything up."""
-        persister = self._persister
-        state = persister.state
+        """A base of this run is in the store, or on its way there without handle anything up."""
+        base_writer = self._base_writer
+        state = base_writer.state
         begun = state.durable is not None or bool(state.problem)
-        return begun or (bool(state.epoch) and persister.busy and not self.holds_still)
+        return begun or (bool(state.term) and base_writer.busy and not self.holds_still)
 
     @property
     def holds_still(self) -> bool:
         """The writer reads the replica itself: nothing may change until it is done."""
         filling = self._aside is not None and not self._aside.filled
-        return self._persister.reads_snapshot and (filling or self._writes_in_place)
+        return self._base_writer.reads_snapshot and (filling or self._writes_in_place)
 
-    def part(self) -> bool:
+    def save_before_reset(self) -> bool:
         """The replica is about to be given up: have it written; True once its memory may change. A write that
         has failed is tried again until something else comes, for all that is known."""
         if self.holds_still:
@@ -88,12 +88,12 @@ class Keeper:
         if (
             not self.has_news
             or self._parted_at == self._intake.step
-            or self._persister.state.fenced
+            or self._base_writer.state.fenced
         ):
             self._parts_since = None
             return True
         self._parts_since = self._parts_since or time.monotonic()
-        if not self._persister.busy:
+        if not self._base_writer.busy:
             self._parted_at = self._intake.step
             self._start(copy=self._can_afford_copy())
         elif time.monotonic() - self._parts_since > _PART_SECONDS:
@@ -106,7 +106,7 @@ class Keeper:
         if self._intake.drifted:
             self.wanted = None  # what has shown now was probably wrong when it was copied
         wanted = self.wanted
-        if wanted is None or self._persister.busy:
+        if wanted is None or self._base_writer.busy:
             return
         if wanted.filled:
             self.wanted, self._writes_in_place = None, False
@@ -118,23 +118,23 @@ class Keeper:
     def write_now(self) -> None:
         """Make the newest state durable before anything else happens."""
         if self.has_news:
-            self._persister.write_now(self._snapshot())
+            self._base_writer.write_now(self._snapshot())
 
     def persist_if_due(
         self, *, asked: bool, last_words: bool, moving: bool, log_broken: bool = False
     ) -> None:
         """Start a write if one is due. While records still move the replica, a copy is written."""
-        state = self._persister.state
+        state = self._base_writer.state
         if self.wanted is not None and moving and not asked and not self._intake.waits_for_base:
             return  # it is under way
         if state.fenced:
             self._room = None
-        if self._persister.busy and state.epoch:
+        if self._base_writer.busy and state.term:
             self._look_at_rate()
-        if not (self._persister.may_try or (asked and self._persister.idle)):
+        if not (self._base_writer.may_try or (asked and self._base_writer.idle)):
             return
-        if not state.epoch:
-            self._persister.begin_claim()
+        if not state.term:
+            self._base_writer.begin_claim()
             return
         due = self._room is not None or base_is_due(  # what was begun is done
             self.options,
@@ -159,7 +159,7 @@ class Keeper:
 
     def _is_allowed(self) -> bool:
         """Whether a day's limit has room for a base. The first one and what was begun are not held up."""
-        meter, durable = self._persister.meter, self._persister.state.durable
+        meter, durable = self._base_writer.meter, self._base_writer.state.durable
         limit = meter.limits.disk_bytes_per_day
         if not limit or durable is None or self._room is not None:
             return True
@@ -174,7 +174,7 @@ class Keeper:
 
     def _look_at_rate(self) -> None:
         """Tell if bases are due faster than the limit of a second lets them be written."""
-        rate, (step, began) = self._persister.meter.limits.disk_bytes_per_second, self._begun
+        rate, (step, began) = self._base_writer.meter.limits.disk_bytes_per_second, self._begun
         age = time.monotonic() - began
         if rate and base_is_due(
             self.options, step=self._intake.step, durable_step=step, seconds_since_base=age
@@ -198,12 +198,12 @@ class Keeper:
 
     def _write(self, snapshot: Snapshot, before: Callable[[], None] | None = None) -> None:
         self._begun = (snapshot.step, time.monotonic())
-        self._persister.start(snapshot, before)
+        self._base_writer.start(snapshot, before)
 
     def _room_is_ready(self) -> bool:
         """Have memory made for a copy, and replay go on meanwhile."""
         if self._room is None:
-            self._persister.spans.begin()  # training may feel it
+            self._base_writer.spans.begin()  # training may feel it
             with contextlib.suppress(OSError):  # refused: so will be the copy
                 self._room = Room(self._changed_bytes())
         return self._room is None or self._room.ready
@@ -212,7 +212,7 @@ class Keeper:
         """None where the kernel refuses the memory: then the replica holds still for the writer."""
         room, self._room = self._room, None
         try:
-            return BaseCopy(self._snapshot(), self._persister, room)
+            return BaseCopy(self._snapshot(), self._base_writer, room)
         except OSError as error:
             log.warning("no_room_for_copy step=%d error=%s", self._intake.step, error)
             return None
@@ -223,7 +223,7 @@ class Keeper:
 
     def _changed(self, atom: int) -> bool:
         replica = self._intake.replica
-        return self._persister.version_of(atom, replica.census) != replica.versions[atom]
+        return self._base_writer.version_of(atom, replica.census) != replica.versions[atom]
 
     def _changed_bytes(self) -> int:
         intake = self._intake

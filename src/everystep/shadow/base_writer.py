@@ -23,13 +23,13 @@ from everystep.shadow.beside import begin, guarded
 from everystep.shadow.outlook import Outlook
 from everystep.shadow.spans import Spans
 from everystep.store.bases import Snapshot, SnapshotTensor
-from everystep.store.epoch import EpochWriter
 from everystep.store.files import RunPath
 from everystep.store.history import written_lately
 from everystep.store.home import PUT_BACK, what_is_lost
 from everystep.store.log_reader import LogReader
 from everystep.store.meter import Meter
 from everystep.store.runs import Known, read_lineage
+from everystep.store.term import TermWriter
 
 log = logging.getLogger(__name__)
 
@@ -37,9 +37,9 @@ log = logging.getLogger(__name__)
 class PersistState(msgspec.Struct):
     """What the writer last did; replaced as a whole, read by the main thread."""
 
-    epoch: int = 0
+    term: int = 0
     durable: Point | None = None
-    reached: int = 0  # the step that base and log brought back when the epoch was claimed
+    reached: int = 0  # the step that base and log brought back when the term was claimed
     durable_at: float = -math.inf  # by this process's monotonic clock; before all times: not known
     bytes_written: int = 0
     write_bytes_per_second: float = 0.0  # of the newest base
@@ -57,7 +57,7 @@ class PersistState(msgspec.Struct):
         return time.monotonic() - self.durable_at
 
 
-class Persister:
+class BaseWriter:
     """Owned by the main thread; `_write` runs in the writer's thread, one at a time."""
 
     def __init__(
@@ -76,8 +76,8 @@ class Persister:
         self.meter = meter or Meter()
         self._continues = continues
         self._rules = rules
-        self._claimed: EpochWriter | None = None
-        self._writer: EpochWriter | None = None  # the same, once `state` tells of it
+        self._claimed: TermWriter | None = None
+        self._writer: TermWriter | None = None  # the same, once `state` tells of it
         self._thread: threading.Thread | None = None
         self._landed = False
         self.spans = Spans()
@@ -116,18 +116,18 @@ class Persister:
 
     @property
     def homeless(self) -> str:
-        """Why there is no epoch of ours to write to, once that was tried."""
-        return "" if self.state.epoch else self.state.problem
+        """Why there is no term of ours to write to, once that was tried."""
+        return "" if self.state.term else self.state.problem
 
     @property
     def run_id(self) -> str:
-        """Empty until an epoch was claimed."""
+        """Empty until a term was claimed."""
         return self._writer.manifest.run_id if self._writer else ""
 
     def what_is_lost(self) -> str:
         """What became of the run's directory, if it is not the one we write to any more."""
         run_id = self.run_id or self._expected
-        return what_is_lost(self._run, run_id, self.state.epoch, os.getpid()) if run_id else ""
+        return what_is_lost(self._run, run_id, self.state.term, os.getpid()) if run_id else ""
 
     def check_directory(self) -> None:
         """Raise rather than write where the run was, or into another one."""
@@ -146,7 +146,7 @@ class Persister:
         return newest is None or self._fits
 
     def claim(self) -> None:
-        """Take an epoch if the store lets us; called again before every write until it does."""
+        """Take a term if the store lets us; called again before every write until it does."""
         guarded(self._claim, self._failed)
 
     def begin_claim(self) -> None:
@@ -203,7 +203,7 @@ class Persister:
         return self._versions.get(atom)
 
     def say_closed(self) -> None:
-        """The trainer ended well: this epoch is no failure in the run's history."""
+        """The trainer ended well: this term is no failure in the run's history."""
         if self._writer is not None and not self.busy:
             guarded(self._close, self._failed)
 
@@ -220,8 +220,8 @@ class Persister:
         self.check_directory()
         if self._writer is not None:
             return
-        # an epoch that was claimed is kept, but is ours only once all is known that we say of it
-        writer = self._claimed = self._claimed or EpochWriter(
+        # a term that was claimed is kept, but is ours only once all is known that we say of it
+        writer = self._claimed = self._claimed or TermWriter(
             self._run,
             self._continues,
             self._rules,
@@ -229,12 +229,12 @@ class Persister:
             known=self._known,
             ended_log=lambda: self.ended_log(),
         )
-        written = written_lately(self._run, writer.manifest.epoch)
+        written = written_lately(self._run, writer.manifest.term)
         newest = writer.previous
         state = msgspec.structs.replace(
             self.state,
-            epoch=writer.manifest.epoch,
-            durable=Point(newest.epoch, newest.step) if newest else None,
+            term=writer.manifest.term,
+            durable=Point(newest.term, newest.step) if newest else None,
             durable_at=_monotonic(newest.time) if newest else -math.inf,
             reached=_reached(self._run, newest) if newest else 0,
             problem="",
@@ -254,7 +254,7 @@ class Persister:
         )
         self.state = msgspec.structs.replace(
             self.state,
-            durable=Point(self._writer.manifest.epoch, entry.step),
+            durable=Point(self._writer.manifest.term, entry.step),
             durable_at=time.monotonic(),
             bytes_written=self.state.bytes_written + entry.new_bytes,
             write_bytes_per_second=entry.new_bytes / seconds,
@@ -287,7 +287,7 @@ class Persister:
 
 def _reached(run: Path, base: BaseIndex) -> int:
     """How far the log behind the newest base goes; what a shadow logs is worth nothing behind a gap."""
-    point = Point(base.epoch, base.step)
+    point = Point(base.term, base.step)
     return LogReader(run, read_lineage(run), point, base.census).end.step
 
 

@@ -110,7 +110,10 @@ class Recorder:
     ) -> None:
         """Start a shadow and record into it what is live now, which counts as sealed. Without a replica to
         hand on, the base is sent. `opening_rng`: random states that are not restored yet."""
-        self.turn.begin(Moment.now(self._user_state, live, opening_rng))
+        moment = Moment.now(self._user_state, live, opening_rng)
+        self.turn.begin(moment)
+        needed = len(moment.state) + _DOCUMENT_SLACK_BYTES  # what was resumed may have grown since its start
+        self._document_bytes = max(self._document_bytes, needed)
         self._connect(live, found, predecessor)
 
     def _connect(
@@ -171,6 +174,7 @@ class Recorder:
         it is drawn again by who resumes."""
         if self.tap is not None and not self.tap.opened:
             self._seal_now()
+            self._change_if_outgrown()
 
     def open_as_loaded(self) -> None:
         """The same, with the random states that were found."""
@@ -217,10 +221,13 @@ class Recorder:
                 self.turn.lose()
             raise
 
-    def _look_after(self) -> None:
+    def _change_if_outgrown(self) -> None:
         for _ in range(_LANES_MAX):
             if self.tap is not None and self.tap.outgrown:
                 self.guarded(self.change)()
+
+    def _look_after(self) -> None:
+        self._change_if_outgrown()
         self.guarded(self.look_after_shadow)()
         if self.live is not None and (self.tap is None or not self.tap.flowing):
             self.guarded(self.turn.look)(self.live)

@@ -91,7 +91,7 @@ class Sealed:
     def is_held(self) -> bool:
         """Whether our shadow has the state of the last seal, which training has left since."""
         recorder = self.recorder
-        if recorder.tap is None or not (recorder.tap.flowing and recorder.tap.base_is_sent):
+        if recorder.tap is None or not recorder.tap.has_sent_all:
             return False
         recorder.tap.land()
         self.wait_for_successor()

@@ -227,6 +227,43 @@ def test_a_group_may_be_added_while_a_dead_shadow_is_replaced(tmp_path: Path) ->
     same(end, outcome.end, "end")
 
 
+def remembering(raises: list[int]) -> Job:
+    """Its user state outgrows what a new script has, soon and by far; it may raise in the midst of a turn."""
+    job = simple()
+    seen: dict[str, list[bytes]] = {"seen": []}
+    job.state["seen"], turn = seen, job.turn
+
+    def turn_and_remember(step: int) -> Any:
+        if step in raises:
+            raises.clear()
+            torch.randn(1)
+            raise ZeroDivisionError
+        seen["seen"].append(bytes([step]) * 200_000)
+        return turn(step)
+
+    job.turn = turn_and_remember
+    return job
+
+
+def test_the_first_turn_is_taken_back_where_user_state_has_grown(tmp_path: Path) -> None:
+    """The shadow that is started at the resume has room for what was loaded, not for what the script brings."""
+    end, losses, _ = unbroken(partial(remembering, []), 5)
+    job, first = started(tmp_path / "run", partial(remembering, []))
+    with first as run:
+        for step in run.steps(3):
+            job.turn(step)
+    job, second = started(tmp_path / "run", partial(remembering, [3]))
+    seen = {}
+    with second as run:
+        for _ in range(2):
+            with contextlib.suppress(ZeroDivisionError):
+                for step in run.steps(5):
+                    seen[step] = freeze(job.turn(step))
+    same(losses, {**losses, **seen}, "losses")
+    assert sorted(seen) == [3, 4]
+    same(end, look(job), "end")
+
+
 def test_rewind_takes_a_param_group_back_that_was_added_since(tmp_path: Path) -> None:
     end, losses, _ = unbroken(partial(growing, []), 3)
     job, run = started(tmp_path / "run", partial(growing, []))

@@ -112,7 +112,9 @@ class Recorder:
         hand on, the base is sent. `opening_rng`: random states that are not restored yet."""
         moment = Moment.now(self._user_state, live, opening_rng)
         self.turn.begin(moment)
-        needed = len(moment.state) + _DOCUMENT_SLACK_BYTES  # what was resumed may have grown since its start
+        needed = (
+            len(moment.state) + _DOCUMENT_SLACK_BYTES
+        )  # what was resumed may have grown since its start
         self._document_bytes = max(self._document_bytes, needed)
         self._connect(live, found, predecessor)
 

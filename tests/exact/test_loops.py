@@ -246,7 +246,7 @@ def remembering(raises: list[int]) -> Job:
 
 
 def test_the_first_turn_is_taken_back_where_user_state_has_grown(tmp_path: Path) -> None:
-    """The shadow that is started at the resume has room for what was loaded, not for what the script brings."""
+    """The shadow that a resume starts has room for what was loaded, not only for what the script brings."""
     end, losses, _ = unbroken(partial(remembering, []), 5)
     job, first = started(tmp_path / "run", partial(remembering, []))
     with first as run:

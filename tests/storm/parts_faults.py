@@ -156,6 +156,20 @@ FAULTS = [
     _in_turn(  # training is so fast here that the disk would hold little of its log
         "host_settled", _SETTLED + _HOST, gives="ends host", needs="log", likes="forgets", weight=10
     ),
+    part(  # before the shadow of this life has written what it was handed
+        "host_soon",
+        {
+            "placed": "first = vars().get('first', step)\n"
+            "if life == $life and step >= min($at, first + $after):\n"
+            + "".join(f"    {line}\n" for line in _HOST.splitlines())
+        },
+        gives="ends host",
+        needs="log ends",
+        at=[],
+        place=_PLACES,
+        after=[0, 1, 2],
+        weight=6,
+    ),
     _in_turn("raise", 'raise ZeroDivisionError("planned")', weight=1),
     _in_turn("close", "return", weight=1.5, place=["over"]),
     _in_turn(
@@ -208,13 +222,16 @@ FAULTS = [
         {
             "defs": _PLANTED + _FAILS,
             "before": "place = planted(run_dir, FAILS)",
-            "placed": 'if life == $life and step == $at:\n    put(place / "$where", "")',
+            "placed": 'if life == $life and step == $at:\n    put(place / "$where", "")\n'
+            "if life == $life and $at <= step < $at + 4:\n"
+            "    time.sleep($pause)  # who is in step fails at the newest record",
         },
         gives="shadow_hit shadow_fails",
         at=[],
         place=_PLACES,
-        where=["on_record", "take", "persist_if_due", "write"],
-        weight=1.5,
+        where=["on_record", "on_record", "take", "persist_if_due", "write"],
+        pause=[0.05, 0.0],
+        weight=2.5,
     ),
     _in_turn(
         "disk_full",

@@ -46,7 +46,8 @@ OPTIONS = [
         },
         bars="sparse complex closure_only strange lazy scaler",
         gives="feedback",
-        weight=0.5,
+        likes="popped",
+        weight=0.8,
     ),
     part(
         "other_class",  # a run is never gone on with by another optimizer

@@ -54,6 +54,28 @@ def test_scalers_that_skip(tmp_path: Path, source: str, died: int) -> None:
     check(SCALED, tmp_path, total=7, die_at=(died,), source=source)
 
 
+def scaled_and_turned() -> Job:
+    """Its weight lies the other way round: the user's own optimizer replays, and unscales as it does."""
+    model = nn.Conv2d(2, 3, (2, 1)).to(memory_format=torch.channels_last)
+    optimizer = optim.SGD(model.parameters(), lr=0.1, fused=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
+
+    def turn(step: int) -> Any:
+        loss = model(torch.randn(4, 2, 3, 1)).square().mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return Job(model, optimizer, turn, {"scaler": scaler})
+
+
+def test_a_log_that_is_handed_on_keeps_its_scaled_gradients(tmp_path: Path) -> None:
+    """It is replayed at every resume: what the kernel unscales must be a copy."""
+    check(scaled_and_turned, tmp_path, total=7, die_at=(2, 4), source="shadow")
+
+
 def closing(make: Any, by_name: bool) -> Job:
     model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 1))
     optimizer = make(model.parameters())

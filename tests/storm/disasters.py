@@ -3,6 +3,7 @@ environment; their sources go into printed scripts."""
 
 from __future__ import annotations
 
+import contextlib
 import random
 import shutil
 from pathlib import Path
@@ -11,11 +12,13 @@ from pathlib import Path
 def flip_bytes(run_dir, env, which):
     """Bytes of some file of the store rot."""
     chance = random.Random(which)
-    files = sorted(p for p in Path(run_dir).rglob("*") if p.is_file() and p.stat().st_size)
+    files = sorted(p for p in Path(run_dir).rglob("*") if p.is_file())
     for path in chance.sample(files, min(which, len(files))):
-        data = bytearray(path.read_bytes())
-        data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
-        path.write_bytes(data)
+        with contextlib.suppress(FileNotFoundError):  # a shadow may be removing it just now
+            data = bytearray(path.read_bytes())
+            if data:
+                data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+                path.write_bytes(data)
     return run_dir
 
 

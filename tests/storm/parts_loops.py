@@ -151,10 +151,10 @@ LOOPS = [
         "rewind_lost",
         {"loop": _REWIND_LOST},
         weight=0.6,
-        gives="goes_back shadow_hit",
+        gives="goes_back shadow_hit rewinds",
         to=[2, 3],
         k=[1, 2, 2],
         wait=[0.0, 0.1, 0.3],
     ),
-    part("rewind", {"loop": _REWIND}, weight=0.6, gives="goes_back", to=[2, 3]),
+    part("rewind", {"loop": _REWIND}, weight=0.6, gives="goes_back rewinds", to=[2, 3]),
 ]

@@ -61,7 +61,7 @@ OPTIONS = [
     part("keep_every", {"option": "keep_every=$v"}, v=["2", "5"], weight=0.4),
     part("keep_best", {"option": 'keep_best="1 lowest"'}, weight=0.4),
     part("keep_hourly", {"option": "keep_hourly=1, keep_daily=1"}, weight=0.3),
-    part("keep_slots", {"option": "keep_slots=1"}, weight=0.4),
+    part("keep_slots", {"option": "keep_slots=1"}, weight=0.4, bars="rewinds"),
     part("fingerprint_every", {"option": "fingerprint_every=$v"}, v=["1", "3"], weight=1.5),
     part("on_failure", {"option": 'on_failure="raise"'}, weight=0.7),
     part("budget", {"option": "overhead_budget_percent=$v"}, v=["100", "0.01"], weight=0.3),

@@ -11,7 +11,7 @@ from string import Template
 from storm.draw import PARTS, life_of_faults
 from storm.program import Program
 
-IMPORTS = """import collections, copy, os, random, signal, subprocess, sys, time
+IMPORTS = """import collections, contextlib, copy, os, random, signal, subprocess, sys, time
 from pathlib import Path
 import numpy as np
 import torch

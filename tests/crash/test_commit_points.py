@@ -162,14 +162,15 @@ def test_zombie_stays_out_when_a_manifest_is_lost(tmp_path: Path) -> None:
     assert Point(1, 8) not in [c.point for c in read_lineage(run).candidates]
 
 
-def test_a_damaged_older_base_does_not_stop_the_writer(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", [ondisk.BASE, f"parts/000000/{ondisk.INDEX}"])
+def test_a_damaged_older_base_does_not_stop_the_writer(name: str, tmp_path: Path) -> None:
     run = tmp_path / "run"
     writer = continue_run(run, 2)
     for step in (1, 2):
         writer.commit(snapshot(step))
         writer.retain()
-    index = run / "terms/000001/bases/000000000002/index.json"
-    index.write_bytes(index.read_bytes()[:-1])
+    document = run / "terms/000001/bases/000000000002" / name
+    document.write_bytes(document.read_bytes()[:-1])
     for step in (3, 4, 5):
         assert writer.commit(snapshot(step)).step == step
         writer.retain()

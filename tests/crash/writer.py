@@ -17,8 +17,8 @@ from states import random_states
 from everystep.core.census import Atom, Census, Mode, OptimizerSpec
 from everystep.core.retention import Rules
 from everystep.format.base import SessionValues
-from everystep.store.bases import Snapshot, SnapshotTensor
 from everystep.store.runs import identify, read_lineage
+from everystep.store.snapshot import Snapshot, SnapshotTensor
 from everystep.store.term import TermWriter
 
 SIZES = (4096, 64, 1000)

@@ -25,13 +25,13 @@ from everystep.format.entry import frame_entry
 from everystep.format.log import LoggedRecord, census_digest
 from everystep.format.slot import pack_events
 from everystep.recover.find import RestorePoint, find_newest
-from everystep.store.bases import Snapshot, SnapshotTensor
 from everystep.store.bucket import Bucket
 from everystep.store.bucket_commits import read_newest
 from everystep.store.log import LogWriter
 from everystep.store.meter import Throttle
 from everystep.store.runs import read_lineage
 from everystep.store.ship import BaseShipper
+from everystep.store.snapshot import Snapshot, SnapshotTensor
 from everystep.store.tags import read_tags, remove_tag, set_tag
 from everystep.store.term import TermWriter
 from everystep.store.tiers import sync_from_bucket

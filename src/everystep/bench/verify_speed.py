@@ -16,7 +16,7 @@ from everystep.core.census import Atom, Census
 from everystep.core.retention import Rules
 from everystep.errors import EverystepError
 from everystep.format.base import SessionValues
-from everystep.store.bases import Snapshot, SnapshotTensor
+from everystep.store.snapshot import Snapshot, SnapshotTensor
 from everystep.store.term import TermWriter
 
 _ATOMS = 16

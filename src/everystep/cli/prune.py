@@ -137,7 +137,8 @@ def _describe(
     freed: dict[RunPath, int] = {}
     term = lineage.path[-1][0] if lineage.path else 0
     for path in unreferenced(run, plan.keep, term) if verified is not None else ():
-        freed[path.parent] = freed.get(path.parent, 0) + bytes_of(path)
+        base = layout.folders_of(path)[-1]
+        freed[base] = freed.get(base, 0) + bytes_of(path)
     log = old_segments(run, lineage, plan.log_begins_at) if verified is not None else []
     bases: list[dict[str, Any]] = [
         {

@@ -20,7 +20,7 @@ from everystep.errors import (
     StoreError,
     UnknownVersion,
 )
-from everystep.format.base import BaseIndex, Point, SessionValues, after_seal
+from everystep.format.base import Base, Point, SessionValues, after_seal
 from everystep.format.entry import unframe_entries
 from everystep.format.planes import check_readable
 from everystep.lane import control
@@ -31,7 +31,7 @@ from everystep.lane.last_words import last_words
 from everystep.lane.protocol import PROTOCOL, versions
 from everystep.lane.runtime import ShadowCard, is_alive
 from everystep.recover.meet import shadow_of
-from everystep.store.bases import BaseReader, read_index
+from everystep.store.bases import BaseReader, read_base
 from everystep.store.log_reader import LogReader, read_log
 from everystep.store.reach import describe_reachable, reachable, whole_bases
 from everystep.store.runs import Candidate, Lineage, identify, read_lineage
@@ -276,11 +276,11 @@ def _from_store(
     wanted = [c for c in whole_bases(lineage) if step is None or c.entry.step <= step]
     for candidate in wanted:
         try:
-            index = read_index(run, candidate)
-            lacking = any(atom.lossy for atom in index.census.atoms)
+            base = read_base(run, candidate)
+            lacking = any(atom.lossy for atom in base.census.atoms)
             until = candidate.entry.step if exact and lacking else step
-            reader, behind = _read(run, lineage, candidate, index, until, check=not verify_lazily)
-            session, tail = reader.session, reader.tail
+            reader, behind = _read(run, lineage, candidate, base, until, check=not verify_lazily)
+            session, tail = reader.session(), reader.tail()
         except UnknownVersion:
             raise
         except StoreError as error:
@@ -321,7 +321,7 @@ def _read(
     run: Path,
     lineage: Lineage,
     candidate: Candidate,
-    index: BaseIndex,
+    base: Base,
     until: int | None,
     *,
     check: bool,
@@ -329,8 +329,8 @@ def _read(
     """A base and the log behind it at the same time, that one checked or not."""
     read = read_log if check else LogReader
     with ThreadPoolExecutor(1, "everystep-log") as beside:
-        behind = beside.submit(read, run, lineage, candidate.point, index.census, until)
-        return BaseReader(run, index, threads=_CHECKERS), behind.result()
+        behind = beside.submit(read, run, lineage, candidate.point, base.census, until)
+        return BaseReader(run, base, threads=_CHECKERS), behind.result()
 
 
 def _found_base(
@@ -341,10 +341,9 @@ def _found_base(
     problems: list[str],
 ) -> RestorePoint:
     def tensors() -> Iterator[RestoredTensor]:
-        for t in reader.index.tensors:
-            yield RestoredTensor(t.atom, t.slot, t.dtype, t.shape, t.version, reader.tensor(t))
+        for t, data in reader.tensors():
+            yield RestoredTensor(t.atom, t.slot, t.dtype, t.shape, t.version, data)
 
-    index = reader.index
     for record in behind.glance():
         for events, _ in unframe_entries(record.body):
             check_readable(events)  # before anything live is changed
@@ -354,11 +353,11 @@ def _found_base(
     return RestorePoint(
         behind.end,
         "store",
-        index.census,
+        reader.base.census,
         session,
         tensors,
         tail,
-        index.tail_steps,
+        reader.base.tail_steps,
         problems,
         log=behind,
     )

@@ -16,7 +16,7 @@ from everystep.options import Options
 from everystep.shadow.base_writer import BaseWriter
 from everystep.shadow.copies import BaseCopy, Room
 from everystep.shadow.intake import Intake
-from everystep.store.bases import Snapshot, SnapshotTensor
+from everystep.store.snapshot import Snapshot, SnapshotTensor
 
 log = logging.getLogger(__name__)
 

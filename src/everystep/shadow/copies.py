@@ -10,7 +10,7 @@ import time
 from everystep.lane.memory import address_of, copy, fresh, populate, room_for
 from everystep.shadow.base_writer import BaseWriter
 from everystep.shadow.replica import Key
-from everystep.store.bases import Snapshot
+from everystep.store.snapshot import Snapshot
 
 _PATIENCE_SECONDS = 1.0
 _SMALL_BYTES = 64 << 20  # is cleared in a moment

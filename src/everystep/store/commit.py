@@ -30,6 +30,7 @@ CRASH_POINTS = (
     "data_written",
     "data_synced",
     "index_written",
+    "base_written",
     "manifest_written",
     "manifest_synced",
     "manifest_renamed",

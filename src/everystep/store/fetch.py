@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from everystep.errors import CorruptData, StoreError
-from everystep.format.base import RunDocument, StoredFile
+from everystep.errors import CorruptData, StoreError, UnknownVersion
+from everystep.format.base import Base, RunDocument, StoredFile
 from everystep.format.commit import Commit
 from everystep.format.document import pack_document
 from everystep.format.log import read_records
 from everystep.store import layout
-from everystep.store.bases import check_chunks, open_checked, read_index
+from everystep.store.bases import check_chunks, open_checked, read_base, read_document
 from everystep.store.bucket import PART_BYTES, Bucket
 from everystep.store.commit import write_document
 from everystep.store.files import (
@@ -54,17 +54,23 @@ def fetch_documents(bucket: Bucket, commit: Commit, folder: Path) -> Lineage:
     lineage = read_lineage(folder)
     objects = Objects.of_commit(bucket, commit)
     with ThreadPoolExecutor(_THREADS) as pool:
-        list(pool.map(lambda c: _fetch_index(objects, c, folder), lineage.candidates))
+        list(pool.map(lambda c: _fetch_base(objects, c, folder), lineage.candidates))
     return lineage
 
 
-def _fetch_index(objects: Objects, candidate: Candidate, folder: Path) -> None:
-    path = layout.index_path(folder, candidate.term, candidate.entry.step)
-    data = None
-    with contextlib.suppress(CorruptData):
-        data = objects.read(path.inside)
-    if data is not None:  # else whoever reads the index says so
-        make_folder(path.parent, below=RunPath(folder))
+def _fetch_base(objects: Objects, candidate: Candidate, folder: Path) -> None:
+    """Its documents. Where one is missing or damaged, whoever reads it says so."""
+    term, step = candidate.term, candidate.entry.step
+    with contextlib.suppress(CorruptData, UnknownVersion):
+        _fetch_document(objects, layout.document_path(folder, term, step))
+        for part in read_document(folder, candidate).parts:
+            _fetch_document(objects, layout.index_path(folder, term, step, part.rank))
+
+
+def _fetch_document(objects: Objects, path: RunPath) -> None:
+    data = objects.read(path.inside)
+    if data is not None:
+        make_folder(path.parent, below=RunPath(path.root))
         write_document(path, data)
 
 
@@ -119,10 +125,11 @@ class Fetcher:
             raise problem
 
     def _base(self, pool: ThreadPoolExecutor, candidate: Candidate, *, every_byte: bool) -> None:
-        for file in read_index(self._documents, candidate).files:
+        base = read_base(self._documents, candidate)
+        for file in base.files:
             if not self._is_here(file, every_byte=every_byte):
                 self._file(pool, file)
-        self._index(candidate)
+        self._describe(candidate, base)
 
     def _is_here(self, file: StoredFile, *, every_byte: bool) -> bool:
         try:
@@ -144,15 +151,14 @@ class Fetcher:
             list(pool.map(piece, range(0, file.bytes, PART_BYTES)))
         self.bytes += file.bytes
 
-    def _index(self, candidate: Candidate) -> None:
-        step = candidate.entry.step
+    def _describe(self, candidate: Candidate, base: Base) -> None:
+        """Its documents, once all that they name is here."""
         try:
-            read_index(self._run, candidate)
+            read_base(self._run, candidate)
         except StoreError:
-            path = layout.index_path(self._run, candidate.term, step)
-            make_folder(path.parent, below=RunPath(self._run))
-            source = layout.index_path(self._documents, candidate.term, step)
-            write_document(path, read_file(source))
+            for path in layout.documents(self._run, base):
+                make_folder(path.parent, below=RunPath(self._run))
+                write_document(path, read_file(RunPath(self._documents, path.names)))
 
     def log(self, lineage: Lineage) -> None:
         """Segments behind the oldest base, unless the local ones hold as much."""
@@ -161,7 +167,7 @@ class Fetcher:
         found = parts_by_segment(self._objects.listing())
         ours = {place: parts for place, parts in found.items() if place.term in terms}
         for place, parts in ours.items():
-            behind = [other for other in ours if other.term == place.term and other > place]
+            behind = [o for o in ours if o[:2] == place[:2] and o > place]
             replaced = behind and min(behind).after <= oldest
             path = place.path(self._run)
             if parts and not replaced and not _is_whole(path, parts[-1].end):
@@ -244,7 +250,9 @@ def remove_leftovers(run: Path) -> None:
     """What a fetch that was killed left behind."""
     prefix = f"{TEMPORARY_PREFIX}{_host()}"
     logs = [layout.log_dir(run, term) for term in layout.term_numbers(run)]
-    for folder in (*logs, *(folder for _, folder in layout.base_dirs(run))):
+    bases = [folder for _, folder in layout.base_dirs(run)]
+    parts = [part for base in bases for part in layout.part_dirs(base)]
+    for folder in (*logs, *bases, *parts):
         for name in names_in(folder):
             pid = name.removeprefix(prefix).partition("-")[0]
             if name.startswith(prefix) and not Path("/proc", pid).exists():

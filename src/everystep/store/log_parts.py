@@ -1,7 +1,7 @@
 """Names of the objects that a log becomes in a bucket. Objects cannot grow: a segment becomes parts, each
 named by where it begins:
 
-terms/000002/log/000001-000000000120.log/000000000004096-000000000125
+terms/000002/log/000000/000001-000000000120.log/000000000004096-000000000125
 
 The second number is the step that its last record leads to, if the segment ended there when it was sent: so
 a listing tells how far the log goes.
@@ -24,11 +24,14 @@ class SegmentPlace(NamedTuple):
     """Which segment of a log: what its name is made from."""
 
     term: int
+    rank: int
     number: int
     after: int
 
     def path(self, run: Path) -> RunPath:
-        return layout.log_dir(run, self.term) / layout.segment_name(self.number, self.after)
+        return layout.log_dir(run, self.term, self.rank) / layout.segment_name(
+            self.number, self.after
+        )
 
 
 class LogPart(NamedTuple):
@@ -89,11 +92,12 @@ def _part_of(path: str, size: int) -> LogPart | None:
 
 def _place_of(segment: str) -> SegmentPlace | None:
     """None: no name of ours."""
-    term, name = layout.term_of(segment), segment.rpartition("/")[2]
-    if term is None or not layout.is_segment(name):
+    folder, _, name = segment.rpartition("/")
+    term, rank = layout.term_of(segment), layout.rank_number(folder.rpartition("/")[2])
+    if term is None or rank is None or not layout.is_segment(name):
         return None
-    path = layout.log_dir(Path(), term) / name
-    place = SegmentPlace(term, layout.segment_number(path), layout.segment_after(path))
+    path = layout.log_dir(Path(), term, rank) / name
+    place = SegmentPlace(term, rank, layout.segment_number(path), layout.segment_after(path))
     return place if path.inside == segment else None
 
 

@@ -13,7 +13,7 @@ from everystep.errors import CorruptData, StoreError
 from everystep.format.base import Manifest, Point, RunDocument, StoredFile, Tag
 from everystep.format.commit import only_present
 from everystep.store import layout
-from everystep.store.bases import check_chunks, read_index
+from everystep.store.bases import check_chunks, read_base
 from everystep.store.bucket import PART_BYTES, Bucket
 from everystep.store.bucket_commits import CommitWriter
 from everystep.store.files import RunPath, look_at
@@ -177,12 +177,11 @@ class _LocalBase:
 
     def __init__(self, run: Path, candidate: Candidate) -> None:
         self.candidate, self.point = candidate, candidate.point
-        files = read_index(run, candidate).files
-        index = layout.index_path(run, candidate.term, candidate.entry.step)
-        self._index = index.inside
-        self._files = {layout.name_of(file): file for file in files}
+        base = read_base(run, candidate)
+        self._files = {layout.name_of(file): file for file in base.files}
         self._data = {name: map_file(layout.file_path(run, f)) for name, f in self._files.items()}
-        self._data[self._index] = map_file(index)  # it is sent last
+        # they are sent last
+        self._data |= {path.inside: map_file(path) for path in layout.documents(run, base)}
         self.sizes = {name: len(data) for name, data in self._data.items()}
 
     def missing(self, there: Mapping[str, int]) -> dict[str, int]:
@@ -190,7 +189,7 @@ class _LocalBase:
 
     def put(self, bucket: Objects, path: str, sent: Sent) -> None:
         data = self._data[path]
-        if path == self._index:
+        if path not in self._files:
             sent(len(data))
             bucket.put(path, data)
             return

@@ -12,7 +12,7 @@ from everystep.errors import StoreError
 from everystep.format.base import Manifest, PassedOver, Point
 from everystep.format.commit import Commit
 from everystep.store import layout
-from everystep.store.bases import read_index
+from everystep.store.bases import read_base
 from everystep.store.bucket import Bucket
 from everystep.store.log_parts import log_ends
 from everystep.store.log_reader import LogReader
@@ -89,6 +89,6 @@ def line_end(run: Path) -> Point | None:
         lineage = read_lineage(run)
         for candidate in lineage.candidates:
             with contextlib.suppress(StoreError):
-                census = read_index(run, candidate).census
+                census = read_base(run, candidate).census
                 return LogReader(run, lineage, candidate.point, census).end
     return None

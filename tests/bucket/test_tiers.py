@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 from everystep.cli.app import app
 from everystep.core.census import Atom, Census
+from everystep.core.tensors import TensorRef
 from everystep.core.tiers import Passed, TermMark, Tier, newer_tier
 from everystep.errors import CorruptData, Fenced, NotARun, StoreError, UsageError
 from everystep.format.base import Point, SessionValues
@@ -34,7 +35,7 @@ from everystep.store.reader import open_run
 from everystep.store.runs import read_lineage
 from everystep.store.ship import BaseShipper
 from everystep.store.ship_log import LogEnd, LogShipper
-from everystep.store.snapshot import Snapshot, SnapshotTensor
+from everystep.store.snapshot import Snapshot
 from everystep.store.tags import read_tags, remove_tag, set_tag
 from everystep.store.tiers import local_dir, locate, sync_from_bucket
 from everystep.store.verify import verify_bucket, verify_run
@@ -61,7 +62,7 @@ def test_the_directory_is_lost(url: str, tmp_path: Path) -> None:
 def test_large_files_go_in_parts(url: str, tmp_path: Path) -> None:
     size = 2 * PART_BYTES + 123457
     data = random.Random(3).randbytes(size)
-    one = SnapshotTensor(0, "", "uint8", (size,), 1, memoryview(data))
+    one = TensorRef(0, "", "uint8", (size,), 1, memoryview(data))
     census = Census((Atom("large", "uint8", (size,)),), (), "exact")
     host = Host(tmp_path / "a", url)
     host.writer.commit(

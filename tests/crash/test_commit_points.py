@@ -51,7 +51,7 @@ def load(run: Path) -> int:
     seen = set()
     for t in found.tensors():
         size = SIZES[t.atom]
-        assert bytes(t.data) == content(t.atom, t.slot, version_of(t.atom, step), size), t[:5]
+        assert bytes(t.data) == content(t.atom, t.slot, version_of(t.atom, step), size), t.key
         seen.add((t.atom, t.slot))
     assert len(seen) == 3 * len(SIZES) and found.census == CENSUS
     assert numbers_in(found.session.rng) == [step] and found.session.step == step

@@ -21,6 +21,7 @@ from states import random_states
 from everystep.core.census import Atom, Census, Mode, OptimizerSpec
 from everystep.core.events import Seal
 from everystep.core.retention import Rules
+from everystep.core.tensors import TensorRef
 from everystep.errors import CorruptData, NothingToRecover, StepUnavailable, StoreError, UsageError
 from everystep.format.base import Manifest, Point, SessionValues, after_seal
 from everystep.recover.find import find_newest
@@ -30,7 +31,7 @@ from everystep.store.files import RunPath
 from everystep.store.meter import Meter
 from everystep.store.retention import plan_retention, unreferenced
 from everystep.store.runs import Candidate, read_lineage, read_manifest
-from everystep.store.snapshot import Snapshot, SnapshotTensor
+from everystep.store.snapshot import Snapshot
 from everystep.store.tags import read_tags, remove_tag, set_tag
 from everystep.store.term import TermWriter
 from everystep.store.verify import verify_run
@@ -46,7 +47,7 @@ def content(atom: int, slot: str, version: int) -> bytes:
 def snapshot(step: int, metric: float | None = None, thawed: int = 0) -> Snapshot:
     """The first atom last changed at `thawed`: bases refer to the one that was written then."""
     tensors = [
-        SnapshotTensor(atom, slot, "uint8", CENSUS.atoms[atom].shape, version, memoryview(data))
+        TensorRef(atom, slot, "uint8", CENSUS.atoms[atom].shape, version, memoryview(data))
         for atom, version in enumerate((thawed, step))
         for slot in ("", "/exp_avg")
         for data in [content(atom, slot, version)]
@@ -59,7 +60,7 @@ def check(run: Path, candidate: Candidate, thawed: int) -> None:
     """Every byte of a base, through what it refers to."""
     reader = BaseReader(run, read_base(run, candidate))
     versions = (thawed, candidate.entry.step)
-    found = {(t.atom, t.slot): bytes(data) for t, data in reader.tensors()}
+    found = {(t.atom, t.slot): bytes(t.data) for t in reader.tensors()}
     slots = ("",) if candidate.weights_only else ("", "/exp_avg")
     assert found == {(a, s): content(a, s, versions[a]) for a in (0, 1) for s in slots}
 
@@ -330,7 +331,9 @@ def test_a_base_that_no_reader_would_take_is_not_called_durable(tmp_path: Path) 
     run, writer = tmp_path / "run", TermWriter(tmp_path / "run", None, Rules())
     writer.commit(snapshot(1))
     good = snapshot(2)
-    wrong = good._replace(tensors=[good.tensors[0]._replace(shape=(2, 32)), *good.tensors[1:]])
+    wrong = good._replace(
+        tensors=[msgspec.structs.replace(good.tensors[0], shape=(2, 32)), *good.tensors[1:]]
+    )
     with pytest.raises(StoreError, match="nobody could load"):
         writer.commit(wrong)
     assert [c.entry.step for c in read_lineage(run).candidates] == [1]

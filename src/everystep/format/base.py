@@ -17,12 +17,12 @@ from everystep.core.numbers import (
     Digest,
     Natural,
     Rank,
-    Shape,
     Step,
     Term,
     Time,
 )
 from everystep.core.retention import Rules
+from everystep.core.tensors import Stored
 
 CHUNK_BYTES = 1 << 20
 _SESSION_BYTES = 1 << 30
@@ -109,19 +109,6 @@ class StoredFile(msgspec.Struct, frozen=True):
     root: Natural = 0  # on which disk: options say where it lies, 0 is the run's own directory
 
 
-class StoredTensor(msgspec.Struct, frozen=True):
-    """Where one tensor of an atom lies; `version` is the step its bytes belong to."""
-
-    atom: Natural
-    slot: str
-    dtype: str
-    shape: Shape
-    version: Step
-    file: Natural
-    at: Natural
-    bytes: Natural
-
-
 class PartIndex(msgspec.Struct, frozen=True):
     """What one rank has put into a base."""
 
@@ -130,7 +117,7 @@ class PartIndex(msgspec.Struct, frozen=True):
     step: Step
     rank: Rank
     files: tuple[StoredFile, ...]
-    tensors: tuple[StoredTensor, ...]
+    tensors: tuple[Stored, ...]  # their holders are these files, by number
     session: Natural  # which file holds the SessionValues
     tail: Natural | None  # which file holds the log tail, if any
     tail_steps: Natural
@@ -177,7 +164,7 @@ class Base(NamedTuple):
         return tuple(file for part in self.parts for file in part.files)
 
     @property
-    def tensors(self) -> tuple[StoredTensor, ...]:
+    def tensors(self) -> tuple[Stored, ...]:
         return tuple(tensor for part in self.parts for tensor in part.tensors)
 
     @property
@@ -222,12 +209,12 @@ def without_slots(base: Base) -> Base:
 
 def _weights_of(part: PartIndex) -> PartIndex:
     tensors = [t for t in part.tensors if not t.slot]
-    used = sorted({part.session, *(t.file for t in tensors)})
+    used = sorted({part.session, *(t.place.holder for t in tensors)})
     renumbered = {old: new for new, old in enumerate(used)}
     return msgspec.structs.replace(
         part,
         files=tuple(part.files[i] for i in used),
-        tensors=tuple(msgspec.structs.replace(t, file=renumbered[t.file]) for t in tensors),
+        tensors=tuple(t.at(t.place.held_by(renumbered[t.place.holder])) for t in tensors),
         session=renumbered[part.session],
     )
 

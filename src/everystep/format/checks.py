@@ -28,6 +28,8 @@ from everystep.core.events import (
     Sparse,
     presence_bytes,
 )
+from everystep.core.regions import whole
+from everystep.core.tensors import Stored
 from everystep.errors import CorruptData, UnknownVersion
 from everystep.format.base import (
     CHUNK_BYTES,
@@ -37,7 +39,6 @@ from everystep.format.base import (
     PartIndex,
     SessionValues,
     StoredFile,
-    StoredTensor,
     session_bytes_max,
 )
 
@@ -92,7 +93,8 @@ def _check_index(part: PartIndex, census: Census, seen: set[tuple[int, str]]) ->
     for tensor in part.tensors:
         _check_tensor(tensor, part, census)
         _once((tensor.atom, tensor.slot), seen, "tensor")
-        by_file[tensor.file].append((tensor.at, tensor.at + tensor.bytes))
+        place = tensor.place
+        by_file[place.holder].append((place.at, place.at + place.bytes))
     for ranges in by_file.values():
         _check_apart(ranges)
 
@@ -197,18 +199,20 @@ def _check_kind(files: Sequence[StoredFile], place: int, kind: str) -> None:
         raise _Wrong(f"file {place} of {len(files)} is not its {kind}")
 
 
-def _check_tensor(tensor: StoredTensor, part: PartIndex, census: Census) -> None:
-    atoms, files = census.atoms, part.files
-    if tensor.atom >= len(atoms) or tensor.file >= len(files):
-        raise _Wrong(f"a tensor of atom {tensor.atom} in file {tensor.file}, which are not there")
+def _check_tensor(tensor: Stored, part: PartIndex, census: Census) -> None:
+    atoms, files, place = census.atoms, part.files, tensor.place
+    if tensor.atom >= len(atoms) or place.holder >= len(files):
+        raise _Wrong(f"a tensor of atom {tensor.atom} in file {place.holder}, which are not there")
     name = f"{atoms[tensor.atom].name}:{tensor.slot}"
     kind = "slots" if tensor.slot else "weights"
-    if files[tensor.file].kind != kind:
-        raise _Wrong(f"{name} in a file of {files[tensor.file].kind}, expected {kind}")
-    if tensor.at + tensor.bytes > files[tensor.file].bytes:
+    if files[place.holder].kind != kind:
+        raise _Wrong(f"{name} in a file of {files[place.holder].kind}, expected {kind}")
+    if place.at + place.bytes > files[place.holder].bytes:
         raise _Wrong(f"{name} ends behind its file")
-    if tensor.bytes != _bytes_of(tensor.dtype, tensor.shape):
-        raise _Wrong(f"{tensor.bytes} bytes for {name}, {tensor.dtype}{list(tensor.shape)}")
+    if tensor.regions not in ((), whole(tensor.shape)):
+        raise _Wrong(f"{name} in part: a whole atom lies in one part")
+    if place.bytes != _bytes_of(tensor.dtype, tensor.shape):
+        raise _Wrong(f"{place.bytes} bytes for {name}, {tensor.dtype}{list(tensor.shape)}")
     _check_slot(census, tensor.atom, tensor.slot, tensor.dtype, tensor.shape)
 
 

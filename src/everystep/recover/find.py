@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from everystep.core.census import Census
 from everystep.core.events import Seal
+from everystep.core.tensors import Held
 from everystep.errors import (
     DescriptorsRefused,
     EverystepError,
@@ -44,15 +45,6 @@ _SUCCESSOR_SECONDS = 1.0
 _CHECKERS = 4  # threads: nobody trains yet
 
 
-class RestoredTensor(NamedTuple):
-    atom: int
-    slot: str
-    dtype: str
-    shape: tuple[int, ...]
-    version: int
-    data: memoryview
-
-
 class RestorePoint(NamedTuple):
     """A whole state at one step, ready to be loaded."""
 
@@ -60,7 +52,7 @@ class RestorePoint(NamedTuple):
     source: str  # shadow | store
     census: Census
     session: SessionValues
-    tensors: Callable[[], Iterator[RestoredTensor]]
+    tensors: Callable[[], Iterator[Held]]
     tail: memoryview
     tail_steps: int
     problems: list[str]
@@ -219,10 +211,9 @@ def _from_shadow(card: ShadowCard, problems: list[str], finished: list[int]) -> 
         return None
     memory = tuple(SharedMemory(fd) for fd in fds)
 
-    def tensors() -> Iterator[RestoredTensor]:
-        for p in handle.places:
-            view = memory[p.extent].view[p.at : p.at + p.bytes]
-            yield RestoredTensor(p.atom, p.slot, p.dtype, p.shape, p.version, view)
+    def tensors() -> Iterator[Held]:
+        for t in handle.places:
+            yield t.at(t.place.of(memory[t.place.holder].view))
 
     tail = memory[-1].view[: handle.tail_bytes] if handle.tail_bytes else memoryview(b"")
     return RestorePoint(
@@ -340,10 +331,6 @@ def _found_base(
     behind: LogReader,
     problems: list[str],
 ) -> RestorePoint:
-    def tensors() -> Iterator[RestoredTensor]:
-        for t, data in reader.tensors():
-            yield RestoredTensor(t.atom, t.slot, t.dtype, t.shape, t.version, data)
-
     for record in behind.glance():
         for events, _ in unframe_entries(record.body):
             check_readable(events)  # before anything live is changed
@@ -355,7 +342,7 @@ def _found_base(
         "store",
         reader.base.census,
         session,
-        tensors,
+        reader.tensors,
         tail,
         reader.base.tail_steps,
         problems,

@@ -7,20 +7,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from everystep.core.census import Census
+from everystep.core.tensors import Held
 from everystep.errors import StepUnavailable
 from everystep.format.base import SessionValues
 from everystep.store.bases import BaseReader, read_base
 from everystep.store.reader import open_run
-
-
-class StateTensor(NamedTuple):
-    """`slot` is empty for an atom's value, else `<optimizer key>/<name>`."""
-
-    name: str
-    slot: str
-    dtype: str
-    shape: tuple[int, ...]
-    data: memoryview
 
 
 class State(NamedTuple):
@@ -28,7 +19,11 @@ class State(NamedTuple):
     census: Census
     session: SessionValues
     weights_only: bool
-    tensors: Callable[[], Iterator[StateTensor]]
+    tensors: Callable[[], Iterator[Held]]
+
+    def name(self, tensor: Held) -> str:
+        """Of the atom that it belongs to."""
+        return self.census.atoms[tensor.atom].name
 
 
 def open_state(run: Path, which: str) -> State:
@@ -42,8 +37,5 @@ def open_state(run: Path, which: str) -> State:
         )
     reader = BaseReader(run, base)
 
-    def tensors() -> Iterator[StateTensor]:
-        for t, data in reader.tensors():
-            yield StateTensor(base.census.atoms[t.atom].name, t.slot, t.dtype, t.shape, data)
-
-    return State(base.step, base.census, reader.session(), candidate.weights_only, tensors)
+    session, weights_only = reader.session(), candidate.weights_only
+    return State(base.step, base.census, session, weights_only, reader.tensors)

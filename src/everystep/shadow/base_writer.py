@@ -16,6 +16,7 @@ from everystep.core.cadence import age_seconds, retry_seconds
 from everystep.core.census import Census
 from everystep.core.events import GRADIENT
 from everystep.core.retention import Rules
+from everystep.core.tensors import Held
 from everystep.errors import EverystepError, Fenced, StoreError
 from everystep.format.base import Base, BaseEntry, Point
 from everystep.format.log import census_digest
@@ -28,7 +29,7 @@ from everystep.store.home import PUT_BACK, what_is_lost
 from everystep.store.log_reader import LogReader
 from everystep.store.meter import Meter
 from everystep.store.runs import Known, read_lineage
-from everystep.store.snapshot import Snapshot, SnapshotTensor
+from everystep.store.snapshot import Snapshot
 from everystep.store.term import TermWriter
 
 log = logging.getLogger(__name__)
@@ -181,7 +182,7 @@ class BaseWriter:
             write_seconds=self.state.write_seconds + time.monotonic() - began,
         )
 
-    def is_new(self, tensor: SnapshotTensor, census: Census) -> bool:
+    def is_new(self, tensor: Held, census: Census) -> bool:
         """Bytes that the store already has are not written, so they need no copy."""
         return self.version_of(tensor.atom, census) != tensor.version
 

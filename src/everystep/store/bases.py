@@ -10,6 +10,7 @@ from typing import TypeVar
 import msgspec
 import xxhash
 
+from everystep.core.tensors import Held
 from everystep.errors import CorruptData
 from everystep.format.base import (
     CHUNK_BYTES,
@@ -18,7 +19,6 @@ from everystep.format.base import (
     PartIndex,
     SessionValues,
     StoredFile,
-    StoredTensor,
     without_slots,
 )
 from everystep.format.checks import check_base, check_document, check_session
@@ -84,10 +84,10 @@ class BaseReader:
             [open_checked(run, file, threads=threads) for file in part.files] for part in base.parts
         ]
 
-    def tensors(self) -> Iterator[tuple[StoredTensor, memoryview]]:
+    def tensors(self) -> Iterator[Held]:
         for part, views in zip(self.base.parts, self._views, strict=True):
             for tensor in part.tensors:
-                yield tensor, views[tensor.file][tensor.at : tensor.at + tensor.bytes]
+                yield tensor.at(tensor.place.of(views[tensor.place.holder]))
 
     def session(self, rank: int = 0) -> SessionValues:
         data = self._views[rank][self.base.parts[rank].session]

@@ -98,10 +98,10 @@ class StoredRun:
 
         base = self.base(step)
         found: dict[str, np.ndarray] = {}
-        for t, data in BaseReader(self.path, base).tensors():
+        for t in BaseReader(self.path, base).tensors():
             name = base.census.atoms[t.atom].name + (f":{t.slot.strip('/')}" if t.slot else "")
             kind = _NO_NUMPY_TYPE.get(t.dtype, t.dtype)
-            found[name] = np.frombuffer(data, dtype=kind).reshape(t.shape)
+            found[name] = np.frombuffer(t.data, dtype=kind).reshape(t.shape)
         return found
 
     def state(self, step: int | None = None) -> Any:

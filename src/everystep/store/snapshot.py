@@ -13,6 +13,7 @@ import xxhash
 
 from everystep.core.census import Census
 from everystep.core.dtypes import ELEMENT_TYPES
+from everystep.core.tensors import Held, Span, Stored
 from everystep.errors import StoreError
 from everystep.format.base import (
     CHUNK_BYTES,
@@ -24,7 +25,6 @@ from everystep.format.base import (
     PartIndex,
     SessionValues,
     StoredFile,
-    StoredTensor,
     safetensors_header,
     session_bytes_max,
 )
@@ -36,21 +36,12 @@ from everystep.store.files import make_folder, sync_folder
 _INDEX_BYTES, _TENSOR_BYTES = 16 << 10, 512
 
 
-class SnapshotTensor(NamedTuple):
-    atom: int
-    slot: str
-    dtype: str
-    shape: tuple[int, ...]
-    version: int
-    data: memoryview
-
-
 class Snapshot(NamedTuple):
     """A consistent state of one rank, to be written; nobody changes its bytes meanwhile."""
 
     step: int
     census: Census
-    tensors: list[SnapshotTensor]
+    tensors: list[Held]
     session: SessionValues
     tail: bytes
     tail_steps: int
@@ -59,8 +50,8 @@ class Snapshot(NamedTuple):
 
 def new_bytes(snapshot: Snapshot, previous: Base | None) -> int:
     """About what `write_base` would write."""
-    known = {(t.atom, t.slot) for t in _reuse(snapshot, previous)[1]}
-    data = sum(len(t.data) for t in snapshot.tensors if (t.atom, t.slot) not in known)
+    known = {t.key for t in _reuse(snapshot, previous)[1]}
+    data = sum(len(t.data) for t in snapshot.tensors if t.key not in known)
     session = msgspec.msgpack.encode(snapshot.session)
     # names and places of tensors, and the checksums of chunks
     index = _INDEX_BYTES + len(snapshot.tensors) * _TENSOR_BYTES + data // CHUNK_BYTES * 20
@@ -108,8 +99,8 @@ def _write_part(
     write = _Files(run, term, step, rank, turn)
     crash_point("base_begun")
     write.files, tensors = _reuse(snapshot, previous)
-    known = {(t.atom, t.slot) for t in tensors}
-    fresh = [t for t in snapshot.tensors if (t.atom, t.slot) not in known]
+    known = {t.key for t in tensors}
+    fresh = [t for t in snapshot.tensors if t.key not in known]
     before = len(write.files)
     weights, slots = [t for t in fresh if not t.slot], [t for t in fresh if t.slot]
     tensors += write.tensors("weights", weights, snapshot.census) if weights else []
@@ -153,23 +144,21 @@ def _finite(metric: float | None) -> float | None:
     return metric if metric is not None and math.isfinite(metric) else None
 
 
-def _reuse(
-    snapshot: Snapshot, previous: Base | None
-) -> tuple[list[StoredFile], list[StoredTensor]]:
+def _reuse(snapshot: Snapshot, previous: Base | None) -> tuple[list[StoredFile], list[Stored]]:
     """What is there already, whichever rank has written it."""
     if previous is None or previous.census.atoms != snapshot.census.atoms:
         return [], []
-    stored = {(t.atom, t.slot): (part.rank, t) for part in previous.parts for t in part.tensors}
+    stored = {t.key: (part.rank, t) for part in previous.parts for t in part.tensors}
     kept = [
         (rank, old)
         for t in snapshot.tensors
-        for rank, old in [stored.get((t.atom, t.slot), (0, None))]
+        for rank, old in [stored.get(t.key, (0, None))]
         if old and (old.version, old.dtype, old.shape) == (t.version, t.dtype, t.shape)
     ]
-    used = sorted({(rank, t.file) for rank, t in kept})
+    used = sorted({(rank, t.place.holder) for rank, t in kept})
     renumbered = {old: new for new, old in enumerate(used)}
     files = [previous.parts[rank].files[number] for rank, number in used]
-    return files, [msgspec.structs.replace(t, file=renumbered[rank, t.file]) for rank, t in kept]
+    return files, [t.at(t.place.held_by(renumbered[rank, t.place.holder])) for rank, t in kept]
 
 
 class _Files:
@@ -186,9 +175,7 @@ class _Files:
         self.files.append(StoredFile(self._term, self._step, self._rank, kind, size, chunks))
         return len(self.files) - 1
 
-    def tensors(
-        self, kind: Kind, tensors: list[SnapshotTensor], census: Census
-    ) -> list[StoredTensor]:
+    def tensors(self, kind: Kind, tensors: list[Held], census: Census) -> list[Stored]:
         # widest elements first keeps every tensor aligned, as safetensors asks for
         tensors = sorted(tensors, key=lambda t: -ELEMENT_TYPES[t.dtype].bytes)
         header = safetensors_header(
@@ -198,11 +185,11 @@ class _Files:
         stored, at = [], len(header)
         for t in tensors:
             size = len(t.data)
-            stored.append(StoredTensor(t.atom, t.slot, t.dtype, t.shape, t.version, file, at, size))
+            stored.append(t.at(Span(file, at, size)))
             at += size
         return stored
 
 
-def _tensor_name(census: Census, tensor: SnapshotTensor) -> str:
+def _tensor_name(census: Census, tensor: Held) -> str:
     name = census.atoms[tensor.atom].name
     return f"{name}:{tensor.slot.strip('/')}" if tensor.slot else name

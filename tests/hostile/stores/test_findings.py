@@ -251,16 +251,23 @@ def test_a_type_is_one_of_a_table(name: str, run: Path) -> None:
     assert refused_by_verify(run)
 
 
+def place_in(tree: dict[str, Any], number: int) -> dict[str, Any]:
+    found: dict[str, Any] = tree["tensors"][number]["place"]
+    return found
+
+
 SIZES_THAT_LIE: dict[str, Callable[[dict[str, Any]], object]] = {
-    "no bytes for a shape": lambda tree: tree["tensors"][0].update(bytes=0),
-    "fewer bytes than the shape": lambda tree: tree["tensors"][0].update(bytes=100),
+    "no bytes for a shape": lambda tree: place_in(tree, 0).update(bytes=0),
+    "fewer bytes than the shape": lambda tree: place_in(tree, 0).update(bytes=100),
     "a shape that is larger": lambda tree: tree["tensors"][0].update(shape=[10**9]),
-    "a negative place": lambda tree: tree["tensors"][0].update(at=-200),
-    "a place behind the file's end": lambda tree: tree["tensors"][0].update(at=10**6),
-    "one over the other": lambda tree: tree["tensors"][-1].update(at=tree["tensors"][-2]["at"] + 1),
-    "a file there is none of": lambda tree: tree["tensors"][0].update(file=9),
+    "a negative place": lambda tree: place_in(tree, 0).update(at=-200),
+    "a place behind the file's end": lambda tree: place_in(tree, 0).update(at=10**6),
+    "one over the other": lambda tree: place_in(tree, -1).update(at=place_in(tree, -2)["at"] + 1),
+    "a file there is none of": lambda tree: place_in(tree, 0).update(holder=9),
     "an atom there is none of": lambda tree: tree["tensors"][0].update(atom=9),
     "a negative shape": lambda tree: tree["tensors"][0].update(shape=[-200]),
+    "half of an atom": lambda tree: tree["tensors"][0].update(regions=[[[0], [100]]]),
+    "regions that lie": lambda tree: tree["tensors"][0].update(regions=[[[1], [200]]]),
     "a step of its own": lambda tree: tree.update(step=7),
     "a rank of its own": lambda tree: tree.update(rank=1),
     "a file of another rank": lambda tree: tree["files"][-1].update(rank=1),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from everystep.store import layout
-from everystep.store.files import TEMPORARY_PREFIX, RunPath
+from everystep.store.disk.files import TEMPORARY_PREFIX, RunPath
 from everystep.store.layout import (
     BASE,
     INDEX,

@@ -15,14 +15,14 @@ from everystep.errors import EverystepError
 from everystep.format.base import Point
 from everystep.recover.find import find_newest
 from everystep.store.bases import read_base
-from everystep.store.bucket import Bucket
-from everystep.store.bucket_commits import read_newest
-from everystep.store.fetch import fetch_documents
+from everystep.store.bucket.client import Bucket
+from everystep.store.bucket.commits import read_newest
+from everystep.store.bucket.fetch import fetch_documents
+from everystep.store.bucket.objects import Objects
+from everystep.store.bucket.ship import BaseShipper
+from everystep.store.bucket.tiers import sync_from_bucket
+from everystep.store.disk.meter import Throttle
 from everystep.store.layout import name_of
-from everystep.store.meter import Throttle
-from everystep.store.objects import Objects
-from everystep.store.ship import BaseShipper
-from everystep.store.tiers import sync_from_bucket
 
 
 class Host:

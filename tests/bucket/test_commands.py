@@ -13,8 +13,8 @@ import ondisk
 
 from everystep.lane.host import process_start
 from everystep.lane.runtime import ShadowCard, remove_card, runtime_dir, write_card
+from everystep.store.bucket.tiers import local_dir
 from everystep.store.tags import read_tags
-from everystep.store.tiers import local_dir
 
 from .hosts import Host, objects_in
 

@@ -15,11 +15,11 @@ import xxhash
 from everystep.errors import CorruptData, Fenced, StoreError, UnknownVersion
 from everystep.format.commit import Commit
 from everystep.format.document import VERSION, pack_document, unpack_document
-from everystep.store.bucket import Bucket
-from everystep.store.bucket_commits import commit_numbers, commit_path, read_newest
-from everystep.store.meter import Throttle
-from everystep.store.ship import BaseShipper
-from everystep.store.tiers import sync_from_bucket
+from everystep.store.bucket.client import Bucket
+from everystep.store.bucket.commits import commit_numbers, commit_path, read_newest
+from everystep.store.bucket.ship import BaseShipper
+from everystep.store.bucket.tiers import sync_from_bucket
+from everystep.store.disk.meter import Throttle
 from everystep.store.verify import verify_bucket
 
 from .hosts import Host, load, objects_in

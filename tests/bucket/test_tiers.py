@@ -25,19 +25,19 @@ from everystep.errors import CorruptData, Fenced, NotARun, StoreError, UsageErro
 from everystep.format.base import Point, SessionValues
 from everystep.format.log import LoggedRecord, census_digest
 from everystep.store import runs
-from everystep.store.bucket import PART_BYTES, Bucket
-from everystep.store.bucket_commits import commit_numbers, read_newest
-from everystep.store.fetch import fetch_documents
+from everystep.store.bucket.client import PART_BYTES, Bucket
+from everystep.store.bucket.commits import commit_numbers, read_newest
+from everystep.store.bucket.fetch import fetch_documents
+from everystep.store.bucket.ship import BaseShipper
+from everystep.store.bucket.ship_log import LogEnd, LogShipper
+from everystep.store.bucket.tiers import local_dir, locate, sync_from_bucket
+from everystep.store.disk.meter import Throttle
 from everystep.store.log import LogWriter
 from everystep.store.log_reader import read_log
-from everystep.store.meter import Throttle
 from everystep.store.reader import open_run
 from everystep.store.runs import read_lineage
-from everystep.store.ship import BaseShipper
-from everystep.store.ship_log import LogEnd, LogShipper
 from everystep.store.snapshot import Snapshot
 from everystep.store.tags import read_tags, remove_tag, set_tag
-from everystep.store.tiers import local_dir, locate, sync_from_bucket
 from everystep.store.verify import verify_bucket, verify_run
 
 from .hosts import Host, bases_in_bucket, files_of, load, missing_in_bucket, objects_in

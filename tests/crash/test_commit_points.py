@@ -21,10 +21,11 @@ from everystep.core.retention import Rules
 from everystep.errors import Fenced, StoreError
 from everystep.format.log import census_digest
 from everystep.recover.find import find_newest
-from everystep.store import once, runs
+from everystep.store import runs
 from everystep.store import term as term_module
-from everystep.store.commit import CRASH_POINTS, LOG_CRASH_POINTS
-from everystep.store.files import RunPath
+from everystep.store.disk import once
+from everystep.store.disk.commit import CRASH_POINTS, LOG_CRASH_POINTS
+from everystep.store.disk.files import RunPath
 from everystep.store.log_reader import read_log
 from everystep.store.runs import Lineage, Point, create_run, read_lineage, read_run
 from everystep.store.term import TermWriter

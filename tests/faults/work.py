@@ -26,16 +26,16 @@ from everystep.format.entry import frame_entry
 from everystep.format.log import LoggedRecord, census_digest
 from everystep.format.slot import pack_events
 from everystep.recover.find import RestorePoint, find_newest
-from everystep.store.bucket import Bucket
-from everystep.store.bucket_commits import read_newest
+from everystep.store.bucket.client import Bucket
+from everystep.store.bucket.commits import read_newest
+from everystep.store.bucket.ship import BaseShipper
+from everystep.store.bucket.tiers import sync_from_bucket
+from everystep.store.disk.meter import Throttle
 from everystep.store.log import LogWriter
-from everystep.store.meter import Throttle
 from everystep.store.runs import read_lineage
-from everystep.store.ship import BaseShipper
 from everystep.store.snapshot import Snapshot
 from everystep.store.tags import read_tags, remove_tag, set_tag
 from everystep.store.term import TermWriter
-from everystep.store.tiers import sync_from_bucket
 from everystep.store.verify import verify_run
 
 SIZES = (9000, 64, 1000)

@@ -13,7 +13,7 @@ import msgspec
 import torch
 
 import everystep
-from everystep.store.files import TEMPORARY_PREFIX, remove_file
+from everystep.store.disk.files import TEMPORARY_PREFIX, remove_file
 from everystep.store.layout import BASE, term_numbers
 from everystep.store.log import old_segments
 from everystep.store.runs import read_lineage, read_manifest, write_manifest

@@ -15,11 +15,11 @@ from everystep.errors import UnknownVersion
 from everystep.format import log as log_format
 from everystep.format.base import Point
 from everystep.format.log import BLOCK_BYTES, HEAD_BYTES, LoggedRecord, census_digest
-from everystep.store import stream
+from everystep.store.disk import stream
+from everystep.store.disk.stream import BUFFER_BYTES, StreamWriter
 from everystep.store.log import LogWriter
 from everystep.store.log_reader import read_log
 from everystep.store.runs import Lineage
-from everystep.store.stream import BUFFER_BYTES, StreamWriter
 
 pytestmark = pytest.mark.usefixtures("plain_bodies")
 CENSUS = Census((), (), "exact")

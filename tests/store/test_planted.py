@@ -22,7 +22,7 @@ from everystep.core.retention import Rules
 from everystep.errors import EverystepError
 from everystep.format.base import Point
 from everystep.store import retention
-from everystep.store.files import RunPath
+from everystep.store.disk.files import RunPath
 from everystep.store.runs import read_lineage
 from everystep.store.term import TermWriter
 from everystep.store.verify import verify_run

@@ -13,7 +13,7 @@ from everystep.core.retention import Rules
 from everystep.errors import NotEnoughDisk
 from everystep.format.log import BLOCK_BYTES
 from everystep.shadow.logkeeper import LogKeeper
-from everystep.store.meter import Meter, directory_bytes
+from everystep.store.disk.meter import Meter, directory_bytes
 from everystep.store.runs import read_lineage
 from everystep.store.snapshot import new_bytes
 from everystep.store.tags import remove_tag, set_tag

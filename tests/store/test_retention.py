@@ -27,8 +27,8 @@ from everystep.format.base import Manifest, Point, SessionValues, after_seal
 from everystep.recover.find import find_newest
 from everystep.store import bases
 from everystep.store.bases import BaseReader, read_base
-from everystep.store.files import RunPath
-from everystep.store.meter import Meter
+from everystep.store.disk.files import RunPath
+from everystep.store.disk.meter import Meter
 from everystep.store.retention import plan_retention, unreferenced
 from everystep.store.runs import Candidate, read_lineage, read_manifest
 from everystep.store.snapshot import Snapshot

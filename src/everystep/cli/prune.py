@@ -22,7 +22,7 @@ from everystep.lane.runtime import runtime_dir
 from everystep.options import Options
 from everystep.recover.meet import hold_run, shadow_of
 from everystep.store import layout
-from everystep.store.files import RunPath, bytes_of
+from everystep.store.disk.files import RunPath, bytes_of
 from everystep.store.log import old_segments
 from everystep.store.reader import open_run
 from everystep.store.retention import (

@@ -14,7 +14,7 @@ from everystep.cli.runs import RunName, documents_of, shown
 from everystep.format.base import Base
 from everystep.store.bases import read_base
 from everystep.store.bisect import first_bad_step, metric_of
-from everystep.store.bucket import is_url
+from everystep.store.bucket.client import is_url
 from everystep.store.layout import name_of
 from everystep.store.reader import open_run
 from everystep.store.tags import tags_by_point

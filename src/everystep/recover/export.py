@@ -20,7 +20,7 @@ from everystep.format.base import safetensors_header
 from everystep.format.optimizer import OptimizerValues, decode_values
 from everystep.recover.state import State
 from everystep.replay.tensors import unpack, view_tensor
-from everystep.store.files import RunPath, sync_folder
+from everystep.store.disk.files import RunPath, sync_folder
 
 Progress = Callable[[int, int], None]
 _PIECE_BYTES = 16 << 20

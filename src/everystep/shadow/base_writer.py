@@ -23,11 +23,11 @@ from everystep.format.log import census_digest
 from everystep.shadow.beside import begin, guarded
 from everystep.shadow.outlook import Outlook
 from everystep.shadow.spans import Spans
-from everystep.store.files import RunPath
+from everystep.store.disk.files import RunPath
+from everystep.store.disk.meter import Meter
 from everystep.store.history import written_lately
 from everystep.store.home import PUT_BACK, what_is_lost
 from everystep.store.log_reader import LogReader
-from everystep.store.meter import Meter
 from everystep.store.runs import Known, read_lineage
 from everystep.store.snapshot import Snapshot
 from everystep.store.term import TermWriter

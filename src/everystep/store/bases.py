@@ -26,11 +26,11 @@ from everystep.format.contents import check_session_contents
 from everystep.format.document import MALFORMED, unpack_document
 from everystep.format.entry import check_entries
 from everystep.store import layout
-from everystep.store.files import RunPath, look_at, read_file
+from everystep.store.disk.files import RunPath, look_at, read_file
+from everystep.store.disk.mapped import map_file, read_ahead
+from everystep.store.disk.scan import scan
 from everystep.store.interrupt import stop_if_asked
-from everystep.store.mapped import map_file, read_ahead
 from everystep.store.runs import Candidate
-from everystep.store.scan import scan
 
 _CHECKED_BYTES = 32 << 20  # a whole number of chunks
 _T = TypeVar("_T")

@@ -19,7 +19,7 @@ from pathlib import Path
 from everystep.core.numbers import RANK_MAX, STEP_MAX, TERM_MAX
 from everystep.errors import CorruptData, StoreError
 from everystep.format.base import Base, Kind, StoredFile
-from everystep.store.files import TEMPORARY_PREFIX, RunPath, is_folder, names_in
+from everystep.store.disk.files import TEMPORARY_PREFIX, RunPath, is_folder, names_in
 
 RUN_DOCUMENT = "everystep.json"
 MANIFEST = "manifest.json"

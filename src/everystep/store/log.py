@@ -18,10 +18,10 @@ from everystep.format.log import (
     pack_segment_header,
 )
 from everystep.store import layout
-from everystep.store.commit import Turn, at_once, crash_point
-from everystep.store.files import RunPath, look_at, make_folder, remove_file, sync_folder
+from everystep.store.disk.commit import Turn, at_once, crash_point
+from everystep.store.disk.files import RunPath, look_at, make_folder, remove_file, sync_folder
+from everystep.store.disk.stream import BLOCK_BYTES, StreamWriter
 from everystep.store.runs import Lineage, check_fence
-from everystep.store.stream import BLOCK_BYTES, StreamWriter
 
 _SEGMENT_BYTES = 1 << 30  # a new one is begun behind it
 

@@ -21,9 +21,9 @@ from everystep.format.log import (
     unpack_segment_header,
 )
 from everystep.store import layout
-from everystep.store.files import RunPath
+from everystep.store.disk.files import RunPath
+from everystep.store.disk.mapped import expect_hops, map_file, read_ahead
 from everystep.store.interrupt import stop_if_asked
-from everystep.store.mapped import expect_hops, map_file, read_ahead
 from everystep.store.runs import Lineage
 
 _FAR_BYTES = 1 << 20  # reading so much takes longer than going to what lies behind it

@@ -9,10 +9,10 @@ from everystep.errors import NothingToRecover, StepUnavailable, StoreError, Unkn
 from everystep.format import values
 from everystep.format.base import Base
 from everystep.store.bases import BaseReader, read_base
+from everystep.store.bucket.tiers import locate, sync_from_bucket
 from everystep.store.reach import listed
 from everystep.store.runs import Candidate, read_lineage
 from everystep.store.tags import LATEST, read_tags
-from everystep.store.tiers import locate, sync_from_bucket
 from everystep.store.verify import Report, verify_run
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from everystep.errors import CorruptData, StoreError
 from everystep.format.base import Point
 from everystep.store import layout
 from everystep.store.bases import BaseReader, check_file, read_base
-from everystep.store.commit import crash_point
-from everystep.store.files import RunPath, bytes_of, remove_file, remove_folder
+from everystep.store.disk.commit import crash_point
+from everystep.store.disk.files import RunPath, bytes_of, remove_file, remove_folder
 from everystep.store.log_reader import read_log
 from everystep.store.runs import Candidate, Lineage
 from everystep.store.tags import read_tags, tags_by_point

@@ -30,8 +30,8 @@ from everystep.format.base import (
 )
 from everystep.format.document import pack_document
 from everystep.store import layout
-from everystep.store.commit import Turn, at_once, crash_point, write_blocks
-from everystep.store.files import make_folder, sync_folder
+from everystep.store.disk.commit import Turn, at_once, crash_point, write_blocks
+from everystep.store.disk.files import make_folder, sync_folder
 
 _INDEX_BYTES, _TENSOR_BYTES = 16 << 10, 512
 

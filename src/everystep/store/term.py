@@ -16,9 +16,9 @@ from everystep.errors import CorruptData, Fenced, NotEnoughDisk, StoreError
 from everystep.format.base import Base, BaseEntry, Manifest, Point
 from everystep.format.checks import check_base
 from everystep.store.bases import read_base
-from everystep.store.files import RunPath
+from everystep.store.disk.files import RunPath
+from everystep.store.disk.meter import Meter
 from everystep.store.log import old_segments
-from everystep.store.meter import Meter
 from everystep.store.retention import (
     Plan,
     older_unpinned,

@@ -14,12 +14,12 @@ from everystep.errors import NotARun, StoreError
 from everystep.format.base import Base, Point, StoredFile
 from everystep.store import layout
 from everystep.store.bases import check_file, check_small_files, read_base
-from everystep.store.bucket import Bucket
-from everystep.store.bucket_commits import read_newest
-from everystep.store.fetch import Fetcher, check_object, fetch_documents, read_object
+from everystep.store.bucket.client import Bucket
+from everystep.store.bucket.commits import read_newest
+from everystep.store.bucket.fetch import Fetcher, check_object, fetch_documents, read_object
+from everystep.store.bucket.objects import Objects
+from everystep.store.disk.mapped import map_file
 from everystep.store.log_reader import read_log
-from everystep.store.mapped import map_file
-from everystep.store.objects import Objects
 from everystep.store.runs import Candidate, Lineage, read_lineage
 from everystep.store.tags import read_tags
 

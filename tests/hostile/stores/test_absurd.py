@@ -32,7 +32,7 @@ from everystep.format.values import decode, encode
 from everystep.recover.find import find_newest
 from everystep.store import layout, runs
 from everystep.store.bases import read_base
-from everystep.store.files import RunPath
+from everystep.store.disk.files import RunPath
 from everystep.store.runs import claim_term, read_lineage, read_manifest
 from everystep.store.term import TermWriter
 

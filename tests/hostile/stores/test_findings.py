@@ -31,18 +31,20 @@ from everystep.format.planes import check_planes, unpack_planes
 from everystep.format.slot import pack_events
 from everystep.format.values import decode
 from everystep.recover.find import find_newest
-from everystep.store import fetch, files, layout
-from everystep.store.bucket import Bucket
-from everystep.store.commit import write_document
-from everystep.store.files import TEMPORARY_PREFIX, create_file, temporary_for
+from everystep.store import layout
+from everystep.store.bucket import fetch
+from everystep.store.bucket.client import Bucket
+from everystep.store.bucket.ship import BaseShipper
+from everystep.store.bucket.tiers import sync_from_bucket
+from everystep.store.disk import files
+from everystep.store.disk.commit import write_document
+from everystep.store.disk.files import TEMPORARY_PREFIX, create_file, temporary_for
+from everystep.store.disk.meter import Throttle
+from everystep.store.disk.stream import StreamWriter
 from everystep.store.log import LogWriter
-from everystep.store.meter import Throttle
 from everystep.store.reader import StoredRun
-from everystep.store.ship import BaseShipper
-from everystep.store.stream import StreamWriter
 from everystep.store.tags import set_tag
 from everystep.store.term import TermWriter
-from everystep.store.tiers import sync_from_bucket
 from everystep.text import printable, redacted
 
 from .documents import Document, Store, closed

@@ -14,12 +14,12 @@ from everystep.format.base import Manifest, Point, RunDocument, StoredFile, Tag
 from everystep.format.commit import only_present
 from everystep.store import layout
 from everystep.store.bases import check_chunks, read_base
-from everystep.store.bucket import PART_BYTES, Bucket
-from everystep.store.bucket_commits import CommitWriter
-from everystep.store.files import RunPath, look_at
-from everystep.store.log_parts import is_log_part
-from everystep.store.mapped import map_file
-from everystep.store.objects import Objects
+from everystep.store.bucket.client import PART_BYTES, Bucket
+from everystep.store.bucket.commits import CommitWriter
+from everystep.store.bucket.log_parts import is_log_part
+from everystep.store.bucket.objects import Objects
+from everystep.store.disk.files import RunPath, look_at
+from everystep.store.disk.mapped import map_file
 from everystep.store.runs import Candidate, check_fence, read_lineage, read_manifest, read_run
 from everystep.store.tags import read_tags
 

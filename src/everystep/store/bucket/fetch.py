@@ -21,9 +21,11 @@ from everystep.format.document import pack_document
 from everystep.format.log import read_records
 from everystep.store import layout
 from everystep.store.bases import check_chunks, open_checked, read_base, read_document
-from everystep.store.bucket import PART_BYTES, Bucket
-from everystep.store.commit import write_document
-from everystep.store.files import (
+from everystep.store.bucket.client import PART_BYTES, Bucket
+from everystep.store.bucket.log_parts import LogPart, parts_by_segment
+from everystep.store.bucket.objects import Objects
+from everystep.store.disk.commit import write_document
+from everystep.store.disk.files import (
     TEMPORARY_PREFIX,
     RunPath,
     create_file,
@@ -37,9 +39,7 @@ from everystep.store.files import (
     sync_folder,
     temporary_for,
 )
-from everystep.store.log_parts import LogPart, parts_by_segment
-from everystep.store.mapped import map_file
-from everystep.store.objects import Objects
+from everystep.store.disk.mapped import map_file
 from everystep.store.runs import Candidate, Lineage, create_run, read_lineage, write_manifest
 
 log = logging.getLogger("everystep")

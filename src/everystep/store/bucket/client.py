@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from everystep.errors import CorruptData, EverystepError, StoreError, UsageError
-from everystep.store.bucket_folder import FolderBucket
+from everystep.store.bucket.folder import FolderBucket
 from everystep.text import redacted
 
 if TYPE_CHECKING:
-    from everystep.store.bucket_cloud import CloudBucket
+    from everystep.store.bucket.cloud import CloudBucket
 
 SCHEMES = ("s3", "gs", "az", "file")
 PART_BYTES = 8 << 20
@@ -125,7 +125,7 @@ def _errors_of(
     """What its library raises, and what of that is about credentials."""
     if isinstance(store, FolderBucket):
         return (), ()
-    from everystep.store.bucket_cloud import DENIED, FAILURES
+    from everystep.store.bucket.cloud import DENIED, FAILURES
 
     return FAILURES, DENIED
 
@@ -140,7 +140,7 @@ def _open(url: str) -> CloudBucket | FolderBucket:
     if parts.scheme == "file":
         return FolderBucket(Path(unquote(parts.path)))
     try:
-        from everystep.store.bucket_cloud import FAILURES, CloudBucket
+        from everystep.store.bucket.cloud import FAILURES, CloudBucket
 
         foreseen: tuple[type[Exception], ...] = (*FAILURES, OSError, ValueError)
     except ImportError as error:

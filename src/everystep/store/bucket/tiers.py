@@ -22,11 +22,12 @@ from everystep.errors import CorruptData, StoreError, UnknownVersion, UsageError
 from everystep.format.base import PassedOver
 from everystep.format.commit import Commit
 from everystep.store import layout
-from everystep.store.bucket import Bucket, is_url, plain_url
-from everystep.store.bucket_commits import CommitWriter, read_newest
-from everystep.store.fetch import Fetcher, ensure_run, fetch_documents, remove_leftovers
-from everystep.store.files import move_out, remove_file
-from everystep.store.objects import Objects
+from everystep.store.bucket.client import Bucket, is_url, plain_url
+from everystep.store.bucket.commits import CommitWriter, read_newest
+from everystep.store.bucket.fetch import Fetcher, ensure_run, fetch_documents, remove_leftovers
+from everystep.store.bucket.objects import Objects
+from everystep.store.bucket.tier_view import bucket_tier, line_end, local_tier
+from everystep.store.disk.files import move_out, remove_file
 from everystep.store.runs import (
     claim_term,
     identify,
@@ -34,7 +35,6 @@ from everystep.store.runs import (
     read_lineage,
     read_manifest,
 )
-from everystep.store.tier_view import bucket_tier, line_end, local_tier
 from everystep.text import is_text, redacted
 
 log = logging.getLogger("everystep")

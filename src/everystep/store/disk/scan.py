@@ -10,8 +10,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from everystep.errors import CorruptData
-from everystep.store.files import RunPath, open_file
-from everystep.store.stream import BLOCK_BYTES, REFUSED, go_buffered
+from everystep.store.disk.files import RunPath, open_file
+from everystep.store.disk.stream import BLOCK_BYTES, REFUSED, go_buffered
 
 _PIECE_BYTES = 16 << 20
 _READERS = 2  # one reads while the other looks at what it has read

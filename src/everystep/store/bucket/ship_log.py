@@ -10,12 +10,12 @@ from typing import NamedTuple
 from everystep.errors import CorruptData
 from everystep.format.log import read_heads
 from everystep.store import layout
-from everystep.store.bucket import Bucket
-from everystep.store.bucket_commits import Fence
-from everystep.store.files import RunPath, look_at, size_of
-from everystep.store.log_parts import PART_BYTES_MAX, LogPart, parts_by_segment
-from everystep.store.mapped import map_file
-from everystep.store.objects import Objects
+from everystep.store.bucket.client import Bucket
+from everystep.store.bucket.commits import Fence
+from everystep.store.bucket.log_parts import PART_BYTES_MAX, LogPart, parts_by_segment
+from everystep.store.bucket.objects import Objects
+from everystep.store.disk.files import RunPath, look_at, size_of
+from everystep.store.disk.mapped import map_file
 
 
 class LogEnd(NamedTuple):

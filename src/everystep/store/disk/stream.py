@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from everystep.store.files import RunPath, create_file, named, remove_file
+from everystep.store.disk.files import RunPath, create_file, named, remove_file
 
 BUFFER_BYTES = 16 << 20  # `everystep bench copy` measures which size a disk likes
 DEPTH = 5  # buffers: one is filled, two are written, one waits, so that the disk never does; one is held

@@ -8,8 +8,8 @@ import os
 import time
 
 from everystep.errors import StoreError
-from everystep.store.commit import write_temporary
-from everystep.store.files import (
+from everystep.store.disk.commit import write_temporary
+from everystep.store.disk.files import (
     TEMPORARY_PREFIX,
     RunPath,
     create_file,

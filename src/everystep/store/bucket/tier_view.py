@@ -13,10 +13,10 @@ from everystep.format.base import Manifest, PassedOver, Point
 from everystep.format.commit import Commit
 from everystep.store import layout
 from everystep.store.bases import read_base
-from everystep.store.bucket import Bucket
-from everystep.store.log_parts import log_ends
+from everystep.store.bucket.client import Bucket
+from everystep.store.bucket.log_parts import log_ends
+from everystep.store.bucket.objects import Objects
 from everystep.store.log_reader import LogReader
-from everystep.store.objects import Objects
 from everystep.store.runs import read_lineage, read_manifest
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 import xxhash
 
 from everystep.format.base import CHUNK_BYTES
-from everystep.store.files import (
+from everystep.store.disk.files import (
     RunPath,
     create_file,
     named,
@@ -21,7 +21,7 @@ from everystep.store.files import (
     sync_folder,
     temporary_for,
 )
-from everystep.store.stream import StreamWriter
+from everystep.store.disk.stream import StreamWriter
 
 Turn = Callable[[int], None]
 CRASH_POINTS = (

@@ -12,7 +12,7 @@ from pathlib import Path
 from everystep.errors import StoreError
 from everystep.format.commit import Commit
 from everystep.store import layout
-from everystep.store.bucket import Bucket
+from everystep.store.bucket.client import Bucket
 from everystep.store.runs import read_manifest
 
 _TOKEN_LETTERS = 8

@@ -9,7 +9,7 @@ import threading
 from contextlib import suppress
 
 from everystep.errors import CorruptData
-from everystep.store.files import RunPath, open_file
+from everystep.store.disk.files import RunPath, open_file
 
 _READERS = min(8, 2 * len(os.sched_getaffinity(0)))
 _PIECE_BYTES = 16 << 20

@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from everystep.store.files import RunPath, remove_file, temporary_for
-from everystep.store.meter import Meter
-from everystep.store.stream import BUFFER_BYTES, DEPTH, StreamWriter
+from everystep.store.disk.files import RunPath, remove_file, temporary_for
+from everystep.store.disk.meter import Meter
+from everystep.store.disk.stream import BUFFER_BYTES, DEPTH, StreamWriter
 
 _SYNCS = 5
 _BLOCK_BYTES = 4096

@@ -17,11 +17,11 @@ from everystep.format.checks import check_manifest
 from everystep.format.commit import NUMBER_MAX, Commit, claiming
 from everystep.format.document import pack_document, unpack_document
 from everystep.format.values import shown
-from everystep.store.bucket import Bucket
+from everystep.store.bucket.client import Bucket
+from everystep.store.bucket.tier_view import bucket_tier, local_tier
 from everystep.store.layout import number_of
 from everystep.store.runs import read_manifest
 from everystep.store.tags import is_tag_name
-from everystep.store.tier_view import bucket_tier, local_tier
 
 log = logging.getLogger(__name__)
 

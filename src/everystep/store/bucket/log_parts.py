@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from everystep.store import layout
-from everystep.store.files import RunPath
+from everystep.store.disk.files import RunPath
 
 PART_BYTES_MAX = 16 << 20
 _OFFSET_DIGITS, _STEP_DIGITS = 15, 12

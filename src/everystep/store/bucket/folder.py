@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from everystep.errors import CorruptData
-from everystep.store.commit import write_document
-from everystep.store.files import (
+from everystep.store.disk.commit import write_document
+from everystep.store.disk.files import (
     TEMPORARY_PREFIX,
     RunPath,
     files_below,
@@ -29,8 +29,8 @@ from everystep.store.files import (
     sync_folder,
     temporary_for,
 )
-from everystep.store.once import put_once
-from everystep.store.stream import StreamWriter
+from everystep.store.disk.once import put_once
+from everystep.store.disk.stream import StreamWriter
 
 
 class FolderBucket:

@@ -31,7 +31,7 @@ from everystep.store.disk.files import RunPath
 from everystep.store.disk.meter import Meter
 from everystep.store.retention import plan_retention, unreferenced
 from everystep.store.runs import Candidate, read_lineage, read_manifest
-from everystep.store.snapshot import Snapshot
+from everystep.store.snapshot import Snapshot, write_base
 from everystep.store.tags import read_tags, remove_tag, set_tag
 from everystep.store.term import TermWriter
 from everystep.store.verify import verify_run
@@ -355,3 +355,15 @@ def test_reading_back_and_removing_are_counted(tmp_path: Path) -> None:
     removed = sum(p.is_file() for p in ondisk.base_dir(tmp_path / "run", 1, 1).rglob("*"))
     writer.retain()
     assert meter.operations - written > removed > 0
+
+
+def test_what_another_rank_has_written_is_referred_to(tmp_path: Path) -> None:
+    """Ranks are numbered anew at every attach."""
+    run = tmp_path / "run"
+    ondisk.term_dir(run, 1).mkdir(parents=True)
+    _, earlier = write_base(run, "ab" * 16, 1, snapshot(1)._replace(rank=5), None)
+    _, later = write_base(run, "ab" * 16, 1, snapshot(2), earlier)
+    assert {(file.step, file.rank) for file in later.files} == {(1, 5), (2, 0)}
+    found = {t.key: bytes(t.data) for t in BaseReader(run, later).tensors()}
+    slots = ("", "/exp_avg")
+    assert found == {(a, s): content(a, s, v) for a, v in ((0, 0), (1, 2)) for s in slots}

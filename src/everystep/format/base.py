@@ -108,6 +108,11 @@ class StoredFile(msgspec.Struct, frozen=True):
     chunks: tuple[Checksum, ...]  # xxh3-64 of every CHUNK_BYTES, headers included
     root: Natural = 0  # on which disk: options say where it lies, 0 is the run's own directory
 
+    @property
+    def identity(self) -> tuple[int, int, int, Kind]:
+        """No two files share it, whichever root they lie in."""
+        return self.term, self.step, self.rank, self.kind
+
 
 class PartIndex(msgspec.Struct, frozen=True):
     """What one rank has put into a base."""

@@ -182,7 +182,7 @@ def _bytes_of(dtype: str, shape: tuple[int, ...]) -> int:
 def _check_files(part: PartIndex, census: Census) -> None:
     seen: set[tuple[int, int, int, str]] = set()
     for file in part.files:
-        _once((file.term, file.step, file.rank, file.kind), seen, "file")
+        _once(file.identity, seen, "file")
         if file.term > part.term or len(file.chunks) != -(-file.bytes // CHUNK_BYTES):
             raise _Wrong(f"{len(file.chunks)} checksums for {file.bytes} bytes of term {file.term}")
         if file.root:

@@ -148,17 +148,20 @@ def _reuse(snapshot: Snapshot, previous: Base | None) -> tuple[list[StoredFile],
     """What is there already, whichever rank has written it."""
     if previous is None or previous.census.atoms != snapshot.census.atoms:
         return [], []
-    stored = {t.key: (part.rank, t) for part in previous.parts for t in part.tensors}
+    stored = {
+        t.key: (t, part.files[t.place.holder]) for part in previous.parts for t in part.tensors
+    }
     kept = [
-        (rank, old)
+        (old, file)
         for t in snapshot.tensors
-        for rank, old in [stored.get(t.key, (0, None))]
-        if old and (old.version, old.dtype, old.shape) == (t.version, t.dtype, t.shape)
+        for old, file in [stored.get(t.key, (None, None))]
+        if old and file
+        if (old.version, old.dtype, old.shape) == (t.version, t.dtype, t.shape)
     ]
-    used = sorted({(rank, t.place.holder) for rank, t in kept})
-    renumbered = {old: new for new, old in enumerate(used)}
-    files = [previous.parts[rank].files[number] for rank, number in used]
-    return files, [t.at(t.place.held_by(renumbered[rank, t.place.holder])) for rank, t in kept]
+    files = {file.identity: file for _, file in kept}
+    numbers = {identity: number for number, identity in enumerate(files)}
+    tensors = [t.at(t.place.held_by(numbers[file.identity])) for t, file in kept]
+    return list(files.values()), tensors
 
 
 class _Files:

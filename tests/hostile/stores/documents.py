@@ -38,7 +38,7 @@ _KINDS = {
 }
 _SEALED = ("run", "manifest", "base", "part", "tag", "commit")
 _PARTS = {"weights": "safetensors", "slots": "safetensors", "session": "bin", "tail": "bin"}
-_U64 = (1 << 64) - 1
+_U32, _U64 = (1 << 32) - 1, (1 << 64) - 1
 NO_TEXT = "\ue000"  # stands for bytes that are no UTF-8, in any string
 _BYTES_OF_NO_TEXT = b"\xff\xfe\xfd"  # as many, so that lengths stay right
 
@@ -146,8 +146,9 @@ def _read_log(data: bytes) -> dict[str, Any]:
 def _write_log(tree: dict[str, Any]) -> bytes:
     told = tree["header"]
     run_id = str(told.get("run_id")).encode(errors="replace")[:32].decode(errors="replace")
-    numbers = (_number(told.get(name)) for name in ("term", "rank", "after", "census"))
-    header = SegmentHeader(run_id, *numbers)
+    term, rank = (_number(told.get(name), _U32) for name in ("term", "rank"))
+    after, census = (_number(told.get(name)) for name in ("after", "census"))
+    header = SegmentHeader(run_id, term, rank, after, census)
     chain, pieces = Chain(header), [_segment_header(header)]
     for record in tree["records"]:
         step, after, entries = (
@@ -168,8 +169,8 @@ def _segment_header(header: SegmentHeader) -> bytes:
     return log._SEGMENT.pack(*fields).ljust(BLOCK_BYTES, b"\0")
 
 
-def _number(value: Any) -> int:
-    return value & _U64 if isinstance(value, int) else 0
+def _number(value: Any, most: int = _U64) -> int:
+    return value & most if isinstance(value, int) else 0
 
 
 def _read_safetensors(data: bytes) -> list[Any]:

@@ -56,7 +56,7 @@ class RestorePoint(NamedTuple):
     tail: memoryview
     tail_steps: int
     problems: list[str]
-    log: LogReader | tuple[()] = ()  # records behind the state, still to be redone
+    log: LogReader | tuple[()] = ()  # records behind the state, still to be replayed
     handle: control.ReplicaHandle | None = None
     memory: tuple[SharedMemory, ...] = ()
     finished: int | None = None  # the newest step that training had finished, if a shadow knows

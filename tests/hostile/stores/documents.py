@@ -49,6 +49,9 @@ class Inner:
     def __init__(self, tree: Any) -> None:
         self.tree = tree
 
+    def __repr__(self) -> str:
+        return "a document"  # as deep as it may be, and the same wherever it lies in memory
+
 
 def opened(value: Any) -> Any:
     """Plain values in which every document inside bytes is a tree."""

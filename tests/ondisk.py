@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from everystep.store import layout
-from everystep.store.files import TEMPORARY_PREFIX, RunPath
+from everystep.store.disk.files import TEMPORARY_PREFIX, RunPath
 from everystep.store.layout import (
+    BASE,
     INDEX,
     MANIFEST,
     RUN_DOCUMENT,
@@ -16,7 +17,7 @@ from everystep.store.layout import (
 )
 
 WEIGHTS, SLOTS, SESSION, TAIL = (
-    layout.NAMES[part] for part in ("weights", "slots", "session", "tail")
+    layout.NAMES[kind] for kind in ("weights", "slots", "session", "tail")
 )
 
 
@@ -31,6 +32,14 @@ def term_dir(run: Path, term: int) -> Path:
 
 def base_dir(run: Path, term: int, step: int) -> Path:
     return Path(layout.base_dir(run, term, step))
+
+
+def part_dir(run: Path, term: int, step: int) -> Path:
+    return Path(layout.part_dir(run, term, step, 0))
+
+
+def part_dirs(run: Path) -> list[Path]:
+    return [Path(part) for _, base in layout.base_dirs(run) for part in layout.part_dirs(base)]
 
 
 def base_dirs(run: Path) -> list[Path]:
@@ -54,6 +63,7 @@ def tag_path(run: Path, name: str) -> Path:
 
 
 __all__ = [
+    "BASE",
     "INDEX",
     "MANIFEST",
     "RUN_DOCUMENT",
@@ -66,6 +76,8 @@ __all__ = [
     "base_dir",
     "base_dirs",
     "log_dir",
+    "part_dir",
+    "part_dirs",
     "place",
     "segment_after",
     "segment_name",

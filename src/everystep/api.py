@@ -23,7 +23,7 @@ from everystep.recover.load import find_and_load
 from everystep.recover.meet import check_resume, hold_run, shadow_of, sync_newest
 from everystep.recover.script import Comparison, check_override, compare_values, keep_values
 from everystep.session import Run
-from everystep.store.tiers import locate
+from everystep.store.bucket.tiers import locate
 
 
 def attach(

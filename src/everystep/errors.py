@@ -103,7 +103,7 @@ class CorruptData(StoreError):
 
 
 class UnknownVersion(StoreError):
-    """Stored by a newer everystep."""
+    """Stored by another everystep, in another format."""
 
 
 class Fenced(StoreError):

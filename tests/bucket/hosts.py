@@ -14,15 +14,15 @@ from crash.writer import CENSUS, SIZES, content, continue_run, snapshot, version
 from everystep.errors import EverystepError
 from everystep.format.base import Point
 from everystep.recover.find import find_newest
-from everystep.store.bases import read_index
-from everystep.store.bucket import Bucket
-from everystep.store.bucket_commits import read_newest
-from everystep.store.fetch import fetch_documents
+from everystep.store.bases import read_base
+from everystep.store.bucket.client import Bucket
+from everystep.store.bucket.commits import read_newest
+from everystep.store.bucket.fetch import fetch_documents
+from everystep.store.bucket.objects import Objects
+from everystep.store.bucket.ship import BaseShipper
+from everystep.store.bucket.tiers import sync_from_bucket
+from everystep.store.disk.meter import Throttle
 from everystep.store.layout import name_of
-from everystep.store.meter import Throttle
-from everystep.store.objects import Objects
-from everystep.store.ship import BaseShipper
-from everystep.store.tiers import sync_from_bucket
 
 
 class Host:
@@ -66,7 +66,7 @@ def missing_in_bucket(url: str, folder: Path) -> list[str] | None:
         lineage = fetch_documents(bucket, commit, folder)
         there = Objects.of_commit(bucket, commit).listing()
         wanted = {
-            name_of(f): f.bytes for c in lineage.candidates for f in read_index(folder, c).files
+            name_of(f): f.bytes for c in lineage.candidates for f in read_base(folder, c).files
         }
         lost = [path for path, size in wanted.items() if there.get(path) != size]
     except EverystepError as error:
@@ -93,7 +93,7 @@ def bases_in_bucket(url: str, folder: Path) -> set[Point]:
 
 def files_of(run: Path) -> dict[str, int]:
     """Of bases, by path."""
-    found = [path for folder in ondisk.base_dirs(run) for path in folder.iterdir()]
+    found = [path for base in ondisk.base_dirs(run) for path in base.rglob("*") if path.is_file()]
     return {str(path.relative_to(run)): path.stat().st_size for path in found}
 
 

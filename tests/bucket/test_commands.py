@@ -13,8 +13,8 @@ import ondisk
 
 from everystep.lane.host import process_start
 from everystep.lane.runtime import ShadowCard, remove_card, runtime_dir, write_card
+from everystep.store.bucket.tiers import local_dir
 from everystep.store.tags import read_tags
-from everystep.store.tiers import local_dir
 
 from .hosts import Host, objects_in
 
@@ -43,15 +43,23 @@ def test_commands_read_from_the_bucket(s3_url: str, tmp_path: Path, local_tiers:
     code, verified = command("verify", url)
     assert code == 0 and verified["valid_steps"] == [2, 3]
     assert not local_tiers.exists(), "the bucket itself is verified"
-    weights = next(p for p in objects_in(url).listing() if f"bases/{3:012d}/slots" in p)
+    weights = next(
+        p for p in objects_in(url).listing() if f"bases/{3:012d}/parts/000000/slots" in p
+    )
     data = bytearray(objects_in(url).read(weights) or b"")
     data[-1] ^= 1
     objects_in(url).put(weights, bytes(data))
     code, verified = command("verify", url)
     assert code == 1 and verified["valid_steps"] == [2]
-    objects_in(url).delete([f"terms/000001/bases/{2:012d}/{ondisk.INDEX}"])
-    code, verified = command("verify", url)
-    assert code == 1 and verified["valid_steps"] == []
+    document = f"terms/000001/bases/{2:012d}/{ondisk.BASE}"
+    index = f"terms/000001/bases/{2:012d}/parts/000000/{ondisk.INDEX}"
+    for name in (document, index):
+        data = objects_in(url).read(name) or b""
+        objects_in(url).delete([name])
+        code, verified = command("verify", url)
+        assert code == 1 and verified["valid_steps"] == [], name
+        objects_in(url).put(name, data)
+    assert command("verify", url)[1]["valid_steps"] == [2]
 
 
 def test_a_url_without_a_run(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from .hosts import Host, load, missing_in_bucket
 
 KILLS = int(os.environ.get("EVERYSTEP_BUCKET_KILLS", "5"))
 SEED = int(os.environ.get("EVERYSTEP_SEED", random.SystemRandom().randrange(1 << 30)))
-FETCH = "import sys; from pathlib import Path; from everystep.store.tiers import bring\n"
+FETCH = "import sys; from pathlib import Path; from everystep.store.bucket.tiers import sync_from_bucket\n"
 FETCH += "print('begun', flush=True); sync_from_bucket(Path(sys.argv[1]), sys.argv[2])"
 
 

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from everystep.errors import StoreError, UsageError
-from everystep.store.bucket import PART_BYTES, Bucket
+from everystep.store.bucket.client import PART_BYTES, Bucket
 
 from .server import Proxy
 

@@ -14,12 +14,12 @@ import xxhash
 
 from everystep.errors import CorruptData, Fenced, StoreError, UnknownVersion
 from everystep.format.commit import Commit
-from everystep.format.document import pack_document, unpack_document
-from everystep.store.bucket import Bucket
-from everystep.store.bucket_commits import commit_numbers, commit_path, read_newest
-from everystep.store.meter import Throttle
-from everystep.store.ship import BaseShipper
-from everystep.store.tiers import sync_from_bucket
+from everystep.format.document import VERSION, pack_document, unpack_document
+from everystep.store.bucket.client import Bucket
+from everystep.store.bucket.commits import commit_numbers, commit_path, read_newest
+from everystep.store.bucket.ship import BaseShipper
+from everystep.store.bucket.tiers import sync_from_bucket
+from everystep.store.disk.meter import Throttle
 from everystep.store.verify import verify_bucket
 
 from .hosts import Host, load, objects_in
@@ -95,10 +95,10 @@ def test_a_commit_of_a_newer_version_is_told(host: Host, bucket: Bucket, tmp_pat
     shutil.copytree(host.run, stale)
     number = commit_numbers(bucket)[0]
     body = (bucket.read(commit_path(number)) or b"").partition(b"\n")[2]
-    head = f"commit 2 {len(body)}"
+    head = f"commit {VERSION + 1} {len(body)}"
     digest = xxhash.xxh3_128_hexdigest(head.encode() + b"\n" + body)
     bucket.put(commit_path(number + 1), f"everystep {head} {digest}\n".encode() + body)
-    with pytest.raises(UnknownVersion, match="format version 2"):
+    with pytest.raises(UnknownVersion, match=f"format version {VERSION + 1}"):
         sync_from_bucket(stale, bucket.url)
 
 
@@ -140,7 +140,7 @@ def test_a_commit_that_contradicts_itself_is_passed_over(
 # ---------------------------------------------------------------------- objects
 
 
-@pytest.mark.parametrize("damage", ["flip", "short", "gone", "index"])
+@pytest.mark.parametrize("damage", ["flip", "short", "gone", "index", "base"])
 def test_an_old_base_that_is_damaged_costs_nothing_else(
     damage: str, url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -148,7 +148,8 @@ def test_an_old_base_that_is_damaged_costs_nothing_else(
     host = Host(tmp_path / "a", url, keep=3)
     host.commit(1, 2, 3)
     host.ship()
-    name = ondisk.INDEX if damage == "index" else ondisk.SLOTS
+    names = {"index": f"parts/000000/{ondisk.INDEX}", "base": ondisk.BASE}
+    name = names.get(damage, f"parts/000000/{ondisk.SLOTS}")
     there = objects_in(url)
     path = next(p for p in there.listing() if f"bases/{2:012d}/{name}" in p)
     data = there.read(path) or b""
@@ -164,13 +165,13 @@ def test_an_old_base_that_is_damaged_costs_nothing_else(
 
 def test_the_newest_base_is_damaged(host: Host, bucket: Bucket, tmp_path: Path) -> None:
     there = objects_in(bucket.url)
-    path = next(p for p in there.listing() if f"bases/{2:012d}/{ondisk.SLOTS}" in p)
+    path = next(p for p in there.listing() if f"bases/{2:012d}/parts/000000/{ondisk.SLOTS}" in p)
     there.put(path, (there.read(path) or b"")[:-1] + b"?")
     assert load(Host(tmp_path / "b", bucket.url).run) == 1
 
 
 def test_an_empty_part_of_a_log(host: Host, bucket: Bucket, tmp_path: Path) -> None:
-    folder = f"terms/000001-{host.writer.manifest.token[:8]}/log/000001-000000000002.log"
+    folder = f"terms/000001-{host.writer.manifest.token[:8]}/log/000000/000001-000000000002.log"
     for name in ("000000000000000", "000000000000000-000000000099"):
         bucket.put(f"{folder}/{name}", b"")
     assert load(Host(tmp_path / "b", bucket.url).run) == 2

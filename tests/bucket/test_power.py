@@ -13,9 +13,9 @@ from faults.disk import Disk, Operation
 from faults.power import build, survivors
 
 from everystep.errors import EverystepError
-from everystep.store.bucket import PART_BYTES, Bucket
+from everystep.store.bucket.client import PART_BYTES, Bucket
+from everystep.store.bucket.tiers import sync_from_bucket
 from everystep.store.runs import read_lineage
-from everystep.store.tiers import sync_from_bucket
 
 from .hosts import Host, load, missing_in_bucket
 

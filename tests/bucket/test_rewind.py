@@ -14,14 +14,14 @@ from everystep.errors import UsageError
 from everystep.format.base import Point
 from everystep.format.log import census_digest
 from everystep.recover.find import find_newest
-from everystep.store.bucket import Bucket
-from everystep.store.bucket_commits import read_newest
+from everystep.store.bucket.client import Bucket
+from everystep.store.bucket.commits import read_newest
+from everystep.store.bucket.ship import BaseShipper
+from everystep.store.bucket.ship_log import LogEnd, LogShipper
+from everystep.store.bucket.tiers import sync_from_bucket, take
+from everystep.store.disk.meter import Throttle
 from everystep.store.log import LogWriter
-from everystep.store.meter import Throttle
-from everystep.store.ship import BaseShipper
-from everystep.store.ship_log import LogEnd, LogShipper
 from everystep.store.term import TermWriter
-from everystep.store.tiers import sync_from_bucket, take
 
 LINE = dict.fromkeys(range(40), 0)
 KEEP = Rules(5)

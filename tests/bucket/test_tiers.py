@@ -19,24 +19,25 @@ from typer.testing import CliRunner
 
 from everystep.cli.app import app
 from everystep.core.census import Atom, Census
+from everystep.core.tensors import TensorRef
 from everystep.core.tiers import Passed, TermMark, Tier, newer_tier
 from everystep.errors import CorruptData, Fenced, NotARun, StoreError, UsageError
 from everystep.format.base import Point, SessionValues
 from everystep.format.log import LoggedRecord, census_digest
 from everystep.store import runs
-from everystep.store.bases import Snapshot, SnapshotTensor
-from everystep.store.bucket import PART_BYTES, Bucket
-from everystep.store.bucket_commits import commit_numbers, read_newest
-from everystep.store.fetch import fetch_documents
+from everystep.store.bucket.client import PART_BYTES, Bucket
+from everystep.store.bucket.commits import commit_numbers, read_newest
+from everystep.store.bucket.fetch import fetch_documents
+from everystep.store.bucket.ship import BaseShipper
+from everystep.store.bucket.ship_log import LogEnd, LogShipper
+from everystep.store.bucket.tiers import local_dir, locate, sync_from_bucket
+from everystep.store.disk.meter import Throttle
 from everystep.store.log import LogWriter
 from everystep.store.log_reader import read_log
-from everystep.store.meter import Throttle
 from everystep.store.reader import open_run
 from everystep.store.runs import read_lineage
-from everystep.store.ship import BaseShipper
-from everystep.store.ship_log import LogEnd, LogShipper
+from everystep.store.snapshot import Snapshot
 from everystep.store.tags import read_tags, remove_tag, set_tag
-from everystep.store.tiers import local_dir, locate, sync_from_bucket
 from everystep.store.verify import verify_bucket, verify_run
 
 from .hosts import Host, bases_in_bucket, files_of, load, missing_in_bucket, objects_in
@@ -61,7 +62,7 @@ def test_the_directory_is_lost(url: str, tmp_path: Path) -> None:
 def test_large_files_go_in_parts(url: str, tmp_path: Path) -> None:
     size = 2 * PART_BYTES + 123457
     data = random.Random(3).randbytes(size)
-    one = SnapshotTensor(0, "", "uint8", (size,), 1, memoryview(data))
+    one = TensorRef(0, "", "uint8", (size,), 1, memoryview(data))
     census = Census((Atom("large", "uint8", (size,)),), (), "exact")
     host = Host(tmp_path / "a", url)
     host.writer.commit(
@@ -319,7 +320,9 @@ def test_a_term_that_holds_nothing_hides_nothing(url: str, tmp_path: Path) -> No
     assert load(Host(tmp_path / "e", url).run) == 3
 
 
-@pytest.mark.parametrize("damage", ["flip", "file", "index", "manifest", "run", "id", "older"])
+@pytest.mark.parametrize(
+    "damage", ["flip", "file", "index", "base", "manifest", "run", "id", "older"]
+)
 def test_a_broken_directory_is_healed(damage: str, tmp_path: Path) -> None:
     url = f"file://{tmp_path}/bucket"
     host = Host(tmp_path / "a", url)
@@ -328,18 +331,19 @@ def test_a_broken_directory_is_healed(damage: str, tmp_path: Path) -> None:
     host.commit(2, 3)
     host.ship()
     run = host.run
-    base = ondisk.base_dir(run, 1, 3)
+    part = ondisk.part_dir(run, 1, 3)
     if damage == "flip":
-        data = bytearray((base / ondisk.SLOTS).read_bytes())
+        data = bytearray((part / ondisk.SLOTS).read_bytes())
         data[200] ^= 1
-        (base / ondisk.SLOTS).write_bytes(data)
+        (part / ondisk.SLOTS).write_bytes(data)
     elif damage == "id":
         (run / ondisk.RUN_DOCUMENT).write_bytes(b"torn")
     elif damage == "older":
         shutil.rmtree(run)
         (tmp_path / "then").rename(run)
     else:
-        names = {"file": base / ondisk.WEIGHTS, "index": base / ondisk.INDEX}
+        names = {"file": part / ondisk.WEIGHTS, "index": part / ondisk.INDEX}
+        names["base"] = ondisk.base_dir(run, 1, 3) / ondisk.BASE
         names["manifest"] = ondisk.term_dir(run, 1) / ondisk.MANIFEST
         names["run"] = run / ondisk.RUN_DOCUMENT
         names[damage].unlink()
@@ -366,7 +370,7 @@ def test_a_damaged_object_is_never_loaded(url: str, tmp_path: Path) -> None:
 def test_a_rotten_base_is_not_shipped(url: str, tmp_path: Path) -> None:
     host = Host(tmp_path / "a", url)
     host.commit(1, 2)
-    weights = ondisk.base_dir(host.run, 1, 2) / ondisk.WEIGHTS
+    weights = ondisk.part_dir(host.run, 1, 2) / ondisk.WEIGHTS
     data = bytearray(weights.read_bytes())
     data[-1] ^= 1
     weights.write_bytes(data)

@@ -19,7 +19,7 @@ from hostile.traces import shadows
 from torch import nn
 
 import everystep
-from everystep.store.tiers import local_dir
+from everystep.store.bucket.tiers import local_dir
 
 from .server import Proxy
 

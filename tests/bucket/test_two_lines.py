@@ -22,16 +22,16 @@ from everystep.errors import EverystepError, Fenced, UsageError
 from everystep.format.log import census_digest
 from everystep.recover.find import RestorePoint, find_newest
 from everystep.store import layout
-from everystep.store.bucket import Bucket
-from everystep.store.bucket_commits import commit_numbers, commit_path, read_newest
+from everystep.store.bucket.client import Bucket
+from everystep.store.bucket.commits import commit_numbers, commit_path, read_newest
+from everystep.store.bucket.ship import BaseShipper
+from everystep.store.bucket.ship_log import LogEnd, LogShipper
+from everystep.store.bucket.tiers import sync_from_bucket, take
+from everystep.store.disk.meter import Throttle
 from everystep.store.log import LogWriter
-from everystep.store.meter import Throttle
 from everystep.store.reach import reachable
 from everystep.store.runs import read_lineage, read_manifest
-from everystep.store.ship import BaseShipper
-from everystep.store.ship_log import LogEnd, LogShipper
 from everystep.store.term import TermWriter
-from everystep.store.tiers import sync_from_bucket, take
 
 INTERLEAVINGS = int(os.environ.get("EVERYSTEP_INTERLEAVINGS", "24"))
 OPERATIONS = 30

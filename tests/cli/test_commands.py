@@ -57,7 +57,7 @@ def test_weights_open_in_safetensors(run_path: Path) -> None:
     from safetensors.numpy import load_file
 
     stored = everystep.open_run(run_path)
-    weights = next(name_of(f) for f in stored.index().files if f.part == "weights")
+    weights = next(name_of(f) for f in stored.base().files if f.kind == "weights")
     loaded = load_file(run_path / weights)
     assert loaded["weight"].tobytes() == stored.tensors()["weight"].tobytes()
     assert stored.state() == {"note": {"k": 1}}

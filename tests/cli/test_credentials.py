@@ -20,8 +20,8 @@ import everystep
 from everystep.cli.app import app
 from everystep.errors import EverystepError, StoreError, UsageError
 from everystep.lane.runtime import runtime_dir
-from everystep.store.bucket import Bucket
-from everystep.store.tiers import local_dir
+from everystep.store.bucket.client import Bucket
+from everystep.store.bucket.tiers import local_dir
 from everystep.text import redacted
 
 SECRETS = ("SECRET", "hidden", "AKIA", "sig=")
@@ -101,7 +101,7 @@ def test_an_error_does_not_say_them(given: str, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
     for operation in (Bucket, everystep.open_run):
         with pytest.MonkeyPatch.context() as patches:
-            patches.setattr("everystep.store.bucket_cloud._bounds", lambda: NO_TRIES)
+            patches.setattr("everystep.store.bucket.cloud._bounds", lambda: NO_TRIES)
             try:
                 operation(given)
             except EverystepError as error:

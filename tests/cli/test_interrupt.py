@@ -19,9 +19,9 @@ from conftest import shadows_in
 from store.small_store import SMALL, snapshot
 
 from everystep.core.retention import Rules
-from everystep.format.base import CHUNK_BYTES, StoredFile
+from everystep.format.base import CHUNK_BYTES, PartEntry, StoredFile
 from everystep.format.document import pack_document
-from everystep.store.bases import read_index
+from everystep.store.bases import read_base
 from everystep.store.runs import newest_manifest, read_lineage, write_manifest
 from everystep.store.term import TermWriter
 
@@ -33,15 +33,18 @@ def store_with_a_huge_file(run: Path) -> None:
     """A base that names one sparse file more: every chunk of it is right, and reading them takes minutes."""
     TermWriter(run, None, Rules()).commit(snapshot(1, SMALL))
     (candidate,) = read_lineage(run).candidates
-    index = read_index(run, candidate)
-    folder, other = ondisk.base_dir(run, 1, 1), ondisk.base_dir(run, 1, 2)
-    other.mkdir()
+    document, (part,) = read_base(run, candidate)
+    other = ondisk.part_dir(run, 1, 2)
+    other.mkdir(parents=True)
     with (other / ondisk.SLOTS).open("wb") as file:
         file.truncate(HUGE_BYTES)
     chunks = (xxhash.xxh3_64_hexdigest(bytes(CHUNK_BYTES)),) * (HUGE_BYTES // CHUNK_BYTES)
-    huge = StoredFile(1, 2, "slots", HUGE_BYTES, chunks)
-    data = pack_document("base", msgspec.structs.replace(index, files=(*index.files, huge)))
-    (folder / ondisk.INDEX).write_bytes(data)
+    huge = StoredFile(1, 2, 0, "slots", HUGE_BYTES, chunks)
+    data = pack_document("part", msgspec.structs.replace(part, files=(*part.files, huge)))
+    (ondisk.part_dir(run, 1, 1) / ondisk.INDEX).write_bytes(data)
+    entry = PartEntry(0, xxhash.xxh3_128_hexdigest(data))
+    data = pack_document("base", msgspec.structs.replace(document, parts=(entry,)))
+    (ondisk.base_dir(run, 1, 1) / ondisk.BASE).write_bytes(data)
     entry = msgspec.structs.replace(candidate.entry, digest=xxhash.xxh3_128_hexdigest(data))
     manifest = newest_manifest(run)
     assert manifest is not None

@@ -21,10 +21,11 @@ from everystep.core.retention import Rules
 from everystep.errors import Fenced, StoreError
 from everystep.format.log import census_digest
 from everystep.recover.find import find_newest
-from everystep.store import once, runs
+from everystep.store import runs
 from everystep.store import term as term_module
-from everystep.store.commit import CRASH_POINTS, LOG_CRASH_POINTS
-from everystep.store.files import RunPath
+from everystep.store.disk import once
+from everystep.store.disk.commit import CRASH_POINTS, LOG_CRASH_POINTS
+from everystep.store.disk.files import RunPath
 from everystep.store.log_reader import read_log
 from everystep.store.runs import Lineage, Point, create_run, read_lineage, read_run
 from everystep.store.term import TermWriter
@@ -51,7 +52,7 @@ def load(run: Path) -> int:
     seen = set()
     for t in found.tensors():
         size = SIZES[t.atom]
-        assert bytes(t.data) == content(t.atom, t.slot, version_of(t.atom, step), size), t[:5]
+        assert bytes(t.data) == content(t.atom, t.slot, version_of(t.atom, step), size), t.key
         seen.add((t.atom, t.slot))
     assert len(seen) == 3 * len(SIZES) and found.census == CENSUS
     assert numbers_in(found.session.rng) == [step] and found.session.step == step
@@ -162,14 +163,15 @@ def test_zombie_stays_out_when_a_manifest_is_lost(tmp_path: Path) -> None:
     assert Point(1, 8) not in [c.point for c in read_lineage(run).candidates]
 
 
-def test_a_damaged_older_base_does_not_stop_the_writer(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", [ondisk.BASE, f"parts/000000/{ondisk.INDEX}"])
+def test_a_damaged_older_base_does_not_stop_the_writer(name: str, tmp_path: Path) -> None:
     run = tmp_path / "run"
     writer = continue_run(run, 2)
     for step in (1, 2):
         writer.commit(snapshot(step))
         writer.retain()
-    index = run / "terms/000001/bases/000000000002/index.json"
-    index.write_bytes(index.read_bytes()[:-1])
+    document = run / "terms/000001/bases/000000000002" / name
+    document.write_bytes(document.read_bytes()[:-1])
     for step in (3, 4, 5):
         assert writer.commit(snapshot(step)).step == step
         writer.retain()

@@ -101,7 +101,7 @@ def test_killed_shadow_never_stops_training(
     trainer = nursery.start("everything", 10**6, journal, run=run, stop_file=stop, **options)
     watcher = Watcher(run)
     try:
-        wait_until(lambda: list(run.glob("terms/*/bases/*/index.json")), "the first base")
+        wait_until(lambda: list(run.glob("terms/*/bases/*/base.json")), "the first base")
         wait_until(lambda: everystep.open_run(run).steps, "the first base")
         watcher.start()
         found = kill_shadows(runtime, run, random.Random(SEED))

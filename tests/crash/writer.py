@@ -16,9 +16,10 @@ from states import random_states
 
 from everystep.core.census import Atom, Census, Mode, OptimizerSpec
 from everystep.core.retention import Rules
+from everystep.core.tensors import TensorRef
 from everystep.format.base import SessionValues
-from everystep.store.bases import Snapshot, SnapshotTensor
 from everystep.store.runs import identify, read_lineage
+from everystep.store.snapshot import Snapshot
 from everystep.store.term import TermWriter
 
 SIZES = (4096, 64, 1000)
@@ -43,7 +44,7 @@ def snapshot(step: int) -> Snapshot:
         for slot in ("", "/exp_avg", "/exp_avg_sq"):
             version = version_of(atom, step)
             data = memoryview(content(atom, slot, version, size))
-            tensors.append(SnapshotTensor(atom, slot, "uint8", (size,), version, data))
+            tensors.append(TensorRef(atom, slot, "uint8", (size,), version, data))
     session = SessionValues(step, random_states(step), b"", (b"",), ())
     return Snapshot(step, CENSUS, tensors, session, b"", 0)
 

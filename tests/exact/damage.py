@@ -8,7 +8,7 @@ from pathlib import Path
 import ondisk
 
 from everystep.format.log import read_heads
-from everystep.store.mapped import map_file
+from everystep.store.disk.mapped import map_file
 
 _FRAME = struct.Struct("<QQQ")  # bytes of the events, their checksum, bytes of the payload
 

@@ -24,7 +24,7 @@ from everystep.format.slot import pack_events
 from everystep.lane.arena import SharedMemory
 from everystep.lane.ring import RingReader, RingWriter
 from everystep.loading import load_point
-from everystep.recover.find import RestoredTensor, RestorePoint
+from everystep.recover.find import RestorePoint
 from everystep.shadow.advance import Advance
 from everystep.shadow.intake import Intake
 from everystep.shadow.replica import Replica
@@ -96,10 +96,8 @@ class Desk:
     def base(self) -> RestorePoint:
         """What the shadow holds now, copied."""
         places = [
-            RestoredTensor(
-                p.atom, p.slot, p.dtype, p.shape, 0, memoryview(bytearray(self.replica.view(k)))
-            )
-            for k, p in self.replica.places.items()
+            t.at(memoryview(bytearray(self.replica.view(key))))
+            for key, t in self.replica.places.items()
         ]
         return RestorePoint(
             Point(1, self.intake.step),

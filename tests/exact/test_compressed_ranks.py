@@ -147,7 +147,7 @@ def test_the_bare_model_has_residuals_too(tmp_path: Path) -> None:
         for step in run.steps(3):
             job.turn(step)
         assert "feedback" in run.status()["compression"][0]
-    names = {atom.name for atom in everystep.open_run(tmp_path / "run").index().census.atoms}
+    names = {atom.name for atom in everystep.open_run(tmp_path / "run").base().census.atoms}
     assert "0.weight.residual" in names
 
 

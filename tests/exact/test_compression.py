@@ -271,7 +271,7 @@ def test_parameters_that_come_later_are_fed_back_too(tmp_path: Path) -> None:
             optimizer.step()
             optimizer.zero_grad()
     assert len(residuals_of(model.parameters())) == 4
-    names = {atom.name for atom in everystep.open_run(tmp_path / "run").index().census.atoms}
+    names = {atom.name for atom in everystep.open_run(tmp_path / "run").base().census.atoms}
     assert {"0.weight.residual", "1.bias.residual"} <= names
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import ondisk
 
-_READ_WHOLE = (ondisk.INDEX, ondisk.MANIFEST, ondisk.RUN_DOCUMENT, ondisk.SESSION)
+_READ_WHOLE = (ondisk.BASE, ondisk.INDEX, ondisk.MANIFEST, ondisk.RUN_DOCUMENT, ondisk.SESSION)
 
 
 def damage(run: Path, chance: random.Random) -> str:

@@ -181,7 +181,7 @@ def test_a_look_is_enough_to_know(kind: str, tmp_path: Path) -> None:
     life.log.wait(10)
     log = newest_segment(life.run)
     assert log is not None and claimed_of_dead(life.run) == step_in(life.run) > steps[1]
-    base = ondisk.base_dir(life.run, ondisk.term_numbers(life.run)[0], steps[1])
+    base = ondisk.part_dir(life.run, ondisk.term_numbers(life.run)[0], steps[1])
     if kind == "tail":  # the heads of a batch were written, its bodies were not
         data = bytearray(log.read_bytes())
         for head in list(read_heads(memoryview(bytes(data)), ""))[-2:]:

@@ -19,22 +19,23 @@ from everystep.cli.rewind import rewind_to
 from everystep.core.census import Atom, Census, Mode, OptimizerSpec
 from everystep.core.events import Edit, Seal
 from everystep.core.retention import Rules
+from everystep.core.tensors import TensorRef
 from everystep.errors import EverystepError, NothingToRecover
 from everystep.format.base import Point, SessionValues
 from everystep.format.entry import frame_entry
 from everystep.format.log import LoggedRecord, census_digest
 from everystep.format.slot import pack_events
 from everystep.recover.find import RestorePoint, find_newest
-from everystep.store.bases import Snapshot, SnapshotTensor
-from everystep.store.bucket import Bucket
-from everystep.store.bucket_commits import read_newest
+from everystep.store.bucket.client import Bucket
+from everystep.store.bucket.commits import read_newest
+from everystep.store.bucket.ship import BaseShipper
+from everystep.store.bucket.tiers import sync_from_bucket
+from everystep.store.disk.meter import Throttle
 from everystep.store.log import LogWriter
-from everystep.store.meter import Throttle
 from everystep.store.runs import read_lineage
-from everystep.store.ship import BaseShipper
+from everystep.store.snapshot import Snapshot
 from everystep.store.tags import read_tags, remove_tag, set_tag
 from everystep.store.term import TermWriter
-from everystep.store.tiers import sync_from_bucket
 from everystep.store.verify import verify_run
 
 SIZES = (9000, 64, 1000)
@@ -255,7 +256,7 @@ def content(atom: int, slot: str, step: int, made_in: dict[int, int], size: int)
 
 def snapshot(step: int, made_in: dict[int, int]) -> Snapshot:
     tensors = [
-        SnapshotTensor(atom, slot, "uint8", (size,), 0 if atom == 0 else step, memoryview(data))
+        TensorRef(atom, slot, "uint8", (size,), 0 if atom == 0 else step, memoryview(data))
         for atom, size in enumerate(SIZES)
         for slot in ("", "/momentum_buffer")
         for data in (content(atom, slot, step, made_in, size),)

@@ -102,17 +102,22 @@ def test_other_state_names_leave_the_model_alone(runtime: Path, run: Path) -> No
         everystep.attach(net, adam(net), run=run, state={"extra": {"a": 1}})
 
 
-def test_newer_format(runtime: Path, run: Path) -> None:
+@pytest.mark.parametrize("version", [VERSION - 1, VERSION + 1])
+def test_another_format(version: int, runtime: Path, run: Path) -> None:
     path = run / "everystep.json"
     body = path.read_bytes().partition(b"\n")[2]
-    head = f"run {VERSION + 1} {len(body)}"
+    head = f"run {version} {len(body)}"
     path.write_bytes(f"everystep {head} {_digest(head, body)}\n".encode() + body)
     net = model()
-    with leaves_nothing(runtime, run, net), pytest.raises(UnknownVersion, match="version 2"):
+    with (
+        leaves_nothing(runtime, run, net),
+        pytest.raises(UnknownVersion, match=f"version {version}") as refusal,
+    ):
         everystep.attach(net, adam(net), run=run)
+    assert refusal.value.hint
 
 
-@pytest.mark.parametrize("what", ["manifest.json", "index.json", "all"])
+@pytest.mark.parametrize("what", ["manifest.json", "base.json", "index.json", "all"])
 def test_a_run_of_which_nothing_is_whole_does_not_begin_anew(
     runtime: Path, run: Path, what: str
 ) -> None:

@@ -12,8 +12,8 @@ from torch import nn
 
 import everystep
 from everystep.cli.prune import prune_run
+from everystep.store.bucket.tiers import sync_from_bucket
 from everystep.store.tags import set_tag
-from everystep.store.tiers import sync_from_bucket
 
 
 @pytest.fixture(params=[0o077, 0o002], ids=oct)

@@ -13,14 +13,17 @@ from states import random_states
 from everystep.core.census import Atom, Census, Mode, OptimizerSpec
 from everystep.core.events import Edit
 from everystep.core.retention import Rules
+from everystep.core.tensors import TensorRef
 from everystep.format.base import CHUNK_BYTES, SessionValues
 from everystep.format.entry import frame_entry
 from everystep.format.slot import pack_events
 from everystep.format.values import encode
 from everystep.recover.find import RestorePoint, find_newest
-from everystep.store.bases import Snapshot, SnapshotTensor, read_index
+from everystep.store import layout
+from everystep.store.bases import read_base
 from everystep.store.layout import name_of
 from everystep.store.runs import Point, read_lineage
+from everystep.store.snapshot import Snapshot
 from everystep.store.term import TermWriter
 
 SMALL, LARGE = 200, 2 * CHUNK_BYTES + 777  # bytes of the first atom; the large one has three chunks
@@ -46,7 +49,7 @@ def snapshot(step: int, size: int) -> Snapshot:
         for slot in ("", "/exp_avg", "/exp_avg_sq"):
             length = 40 if slot else described.atoms[atom].bytes
             data = memoryview(content(atom, slot, version, length))
-            tensors.append(SnapshotTensor(atom, slot, "uint8", (len(data),), version, data))
+            tensors.append(TensorRef(atom, slot, "uint8", (len(data),), version, data))
     state, groups, slots = (encode(v, "") for v in ({"step": step}, [{"lr": 0.1}], {"count": 3}))
     session = SessionValues(step, random_states(step), state, (groups,), ((0, 0, slots),))
     return Snapshot(step, described, tensors, session, tail_of(step), 1 if step == 3 else 0)
@@ -71,9 +74,9 @@ def needs(run: Path) -> dict[int, set[str]]:
     """The files that each step cannot do without, newest step first."""
     found: dict[int, set[str]] = {}
     for candidate in read_lineage(run).candidates:
-        folder = ondisk.base_dir(run, candidate.term, candidate.entry.step)
-        files = {name_of(file) for file in read_index(run, candidate).files}
-        files.add(str((folder / ondisk.INDEX).relative_to(run)))
+        base = read_base(run, candidate)
+        files = {name_of(file) for file in base.files}
+        files |= {path.inside for path in layout.documents(run, base)}
         manifest = ondisk.term_dir(run, candidate.term) / ondisk.MANIFEST
         found[candidate.entry.step] = {*files, str(manifest.relative_to(run))}
     return found

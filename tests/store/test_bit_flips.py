@@ -73,8 +73,13 @@ def all_names() -> list[str]:
     one, two = "terms/000001", "terms/000002"
     base = [f"{one}/bases/{1:012d}", f"{two}/bases/{2:012d}", f"{two}/bases/{3:012d}"]
     inside = [ondisk.INDEX, ondisk.WEIGHTS, ondisk.SLOTS, ondisk.SESSION]
-    names = [f"{folder}/{name}" for folder in base for name in inside]
-    names += [f"{base[2]}/{ondisk.TAIL}", f"{one}/manifest.json", f"{two}/manifest.json"]
+    names = [f"{folder}/parts/000000/{name}" for folder in base for name in inside]
+    names += [f"{folder}/{ondisk.BASE}" for folder in base]
+    names += [
+        f"{base[2]}/parts/000000/{ondisk.TAIL}",
+        f"{one}/manifest.json",
+        f"{two}/manifest.json",
+    ]
     return [ondisk.RUN_DOCUMENT, *names]
 
 
@@ -102,7 +107,7 @@ def flip(run: Path, name: str, places: Iterable[int], chance: random.Random) -> 
 def test_every_byte(name: str, run: Path) -> None:
     print(f"EVERYSTEP_SEED={SEED}")
     chance = random.Random(f"{SEED} {name}")
-    older = f"/{3:012d}/" not in name and name.endswith(ondisk.INDEX)
+    older = f"/{3:012d}/" not in name and name.endswith((ondisk.INDEX, ondisk.BASE))
     stride = 4 if older and not ALL else 1  # their bytes are checked by the same code
     flip(run, name, range(chance.randrange(stride), (run / name).stat().st_size, stride), chance)
 
@@ -111,7 +116,7 @@ def test_every_chunk_of_a_large_file(pristine: Path, run: Path, tmp_path: Path) 
     print(f"EVERYSTEP_SEED={SEED}")
     chance = random.Random(SEED)
     large = shutil.copytree(pristine / str(LARGE), tmp_path / "large")
-    name = f"terms/000001/bases/{1:012d}/{ondisk.WEIGHTS}"
+    name = f"terms/000001/bases/{1:012d}/parts/000000/{ondisk.WEIGHTS}"
     size = (large / name).stat().st_size
     assert size > 2 * CHUNK_BYTES
     for start in range(0, size, CHUNK_BYTES):
@@ -149,7 +154,8 @@ def test_cut_extended_emptied_missing(name: str, run: Path) -> None:
 def test_swapped_files(run: Path) -> None:
     """Whole, well-formed files in each other's place: their own checksums alone do not tell."""
     two, three = (run / f"terms/000002/bases/{step:012d}" for step in (2, 3))
-    for name in (ondisk.INDEX, ondisk.WEIGHTS, ondisk.SLOTS, ondisk.SESSION):
+    inside = (ondisk.INDEX, ondisk.WEIGHTS, ondisk.SLOTS, ondisk.SESSION)
+    for name in (ondisk.BASE, *(f"parts/000000/{name}" for name in inside)):
         _swap(two / name, three / name)
         assert verify_run(run).problems
         found = newest(run)

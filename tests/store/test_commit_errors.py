@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from everystep.core.retention import Rules
-from everystep.store import commit, layout
-from everystep.store.files import RunPath
+from everystep.store import layout
+from everystep.store.disk import commit
+from everystep.store.disk.files import RunPath
 from everystep.store.runs import read_lineage
 from everystep.store.term import TermWriter
 from everystep.store.verify import verify_run

@@ -22,10 +22,10 @@ from everystep.errors import CorruptData, Fenced
 from everystep.format.base import Point
 from everystep.format.log import BLOCK_BYTES, HEAD_BYTES, LoggedRecord, census_digest, read_heads
 from everystep.store import log as log_module
-from everystep.store import stream
+from everystep.store.disk import stream
+from everystep.store.disk.mapped import map_file
 from everystep.store.log import LogWriter, old_segments
 from everystep.store.log_reader import LogReader, read_log
-from everystep.store.mapped import map_file
 from everystep.store.runs import Lineage
 
 pytestmark = pytest.mark.usefixtures("plain_bodies")

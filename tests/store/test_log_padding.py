@@ -15,11 +15,11 @@ from everystep.errors import UnknownVersion
 from everystep.format import log as log_format
 from everystep.format.base import Point
 from everystep.format.log import BLOCK_BYTES, HEAD_BYTES, LoggedRecord, census_digest
-from everystep.store import stream
+from everystep.store.disk import stream
+from everystep.store.disk.stream import BUFFER_BYTES, StreamWriter
 from everystep.store.log import LogWriter
 from everystep.store.log_reader import read_log
 from everystep.store.runs import Lineage
-from everystep.store.stream import BUFFER_BYTES, StreamWriter
 
 pytestmark = pytest.mark.usefixtures("plain_bodies")
 CENSUS = Census((), (), "exact")
@@ -137,15 +137,31 @@ def test_a_disk_that_is_full_at_any_write(tmp_path: Path, monkeypatch: pytest.Mo
     assert failed == set(range(1, len(failed) + 1)) and len(failed) > 5
 
 
-def test_a_segment_of_a_newer_everystep_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("version", [log_format._VERSION - 1, log_format._VERSION + 1])
+def test_a_segment_of_another_everystep_is_refused(
+    version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Passing it over would lose steps that are there."""
     ondisk.term_dir(tmp_path, 1).mkdir(parents=True)
-    with monkeypatch.context() as newer:
-        newer.setattr(log_format, "_VERSION", 3)
+    with monkeypatch.context() as other:
+        other.setattr(log_format, "_VERSION", version)
         writer = LogWriter(tmp_path, RUN_ID, 1, census_digest(CENSUS))
         writer.append([LoggedRecord(1, 0, memoryview(b"body"))])
         writer.close()
-    with pytest.raises(UnknownVersion, match="version 3"):
+    with pytest.raises(UnknownVersion, match=f"version {version}") as refusal:
         read_log(tmp_path, Lineage(RUN_ID, [], [], ((1, None),)), Point(1, 0), CENSUS)
+    assert refusal.value.hint
+
+
+def test_a_segment_of_another_rank_is_not_read(tmp_path: Path) -> None:
+    """Wherever it lies: its records speak of other tensors."""
+    ondisk.term_dir(tmp_path, 1).mkdir(parents=True)
+    lineage = Lineage(RUN_ID, [], [], ((1, None),))
+    writer = LogWriter(tmp_path, RUN_ID, 1, census_digest(CENSUS), rank=1)
+    writer.append([LoggedRecord(1, 0, memoryview(b"body"))])
+    writer.close()
+    assert len(read_log(tmp_path, lineage, Point(1, 0), CENSUS)) == 0
+    log = ondisk.log_dir(tmp_path, 1)
+    log.with_name("000001").rename(log)
+    found = read_log(tmp_path, lineage, Point(1, 0), CENSUS)
+    assert len(found) == 0 and "another run, term or rank" in found.problems[0]

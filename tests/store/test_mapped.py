@@ -15,8 +15,8 @@ from everystep.core.census import Census
 from everystep.format.base import Point
 from everystep.format.log import LoggedRecord, census_digest
 from everystep.store import log_reader
+from everystep.store.disk.mapped import expect_hops, map_file, read_ahead
 from everystep.store.log import LogWriter
-from everystep.store.mapped import expect_hops, map_file, read_ahead
 from everystep.store.runs import Lineage
 
 pytestmark = pytest.mark.usefixtures("plain_bodies")

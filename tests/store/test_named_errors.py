@@ -14,15 +14,15 @@ import pytest
 from everystep.core.retention import Rules
 from everystep.format.base import Point
 from everystep.store import layout
-from everystep.store.bucket import Bucket
-from everystep.store.commit import write_blocks, write_document
-from everystep.store.fetch import Fetcher
-from everystep.store.files import RunPath, read_file, sync_folder
+from everystep.store.bucket.client import Bucket
+from everystep.store.bucket.fetch import Fetcher
+from everystep.store.bucket.objects import Objects
+from everystep.store.bucket.ship import BaseShipper
+from everystep.store.disk.commit import write_blocks, write_document
+from everystep.store.disk.files import RunPath, read_file, sync_folder
+from everystep.store.disk.meter import Throttle
 from everystep.store.log import LogWriter
-from everystep.store.meter import Throttle
-from everystep.store.objects import Objects
 from everystep.store.runs import read_lineage
-from everystep.store.ship import BaseShipper
 from everystep.store.term import TermWriter
 
 from .small_store import build, snapshot

@@ -22,7 +22,7 @@ from everystep.core.retention import Rules
 from everystep.errors import EverystepError
 from everystep.format.base import Point
 from everystep.store import retention
-from everystep.store.files import RunPath
+from everystep.store.disk.files import RunPath
 from everystep.store.runs import read_lineage
 from everystep.store.term import TermWriter
 from everystep.store.verify import verify_run
@@ -52,17 +52,20 @@ def test_what_is_planted_in_a_base_goes_and_the_bait_stays(
     writer = TermWriter(run, None, Rules(1))
     for step in (1, 2):
         writer.commit(snapshot(step, thawed=step))
-    places = [folder / TEMPORARY for folder in ondisk.base_dirs(run)]
-    gone = ondisk.base_dir(
-        run, 1, 7
-    )  # of no base: what has the name of a base's file is a leftover
-    gone.mkdir()
-    places += [gone / ondisk.WEIGHTS, gone / ondisk.INDEX]
+    places = [folder / TEMPORARY for folder in (*ondisk.base_dirs(run), *ondisk.part_dirs(run))]
+    # of no base: what has the name of a base's file, or of a folder for them, is a leftover
+    gone, part, other = (ondisk.part_dir(run, 1, step) for step in (7, 8, 9))
+    gone.mkdir(parents=True)
+    places += [gone / ondisk.WEIGHTS, gone / ondisk.INDEX, gone.parents[1] / ondisk.BASE]
+    part.parent.mkdir(parents=True)
+    other.parents[1].mkdir()
+    places += [part, other.parent]
     for place in places:
         plant(place, bait)  # type: ignore[operator]
     assert prune_run(run, {}, dry_run=True, force=False)["frees_bytes"] > 0
     writer.retain()
-    assert not any(map(os.path.lexists, places)) and not gone.exists()
+    assert not any(map(os.path.lexists, places))
+    assert [folder.name for folder in ondisk.base_dirs(run)] == [f"{2:012d}"]
     assert [c.entry.step for c in read_lineage(run).candidates] == [2]
     assert verify_run(run).problems == []
 
@@ -75,12 +78,12 @@ def test_what_is_not_ours_is_left_alone(tmp_path: Path, bait: Path) -> None:
         writer.commit(snapshot(step, thawed=step))
     base = ondisk.base_dir(run, 1, 9)
     link(base, bait)
-    folder = ondisk.base_dir(run, 1, 1) / TEMPORARY
+    folder = ondisk.part_dir(run, 1, 1) / TEMPORARY
     folder.mkdir()
     assert prune_run(run, {}, dry_run=True, force=False)["frees_bytes"] > 0
     writer.retain()
     assert base.is_symlink() and folder.is_dir()
-    assert list(ondisk.base_dir(run, 1, 1).iterdir()) == [folder]
+    assert list(ondisk.part_dir(run, 1, 1).iterdir()) == [folder]
 
 
 def test_one_that_cannot_be_removed_holds_back_no_other(
@@ -99,10 +102,14 @@ def test_one_that_cannot_be_removed_holds_back_no_other(
     monkeypatch.setattr(retention, "remove_file", refuses_one)
     with pytest.raises(PermissionError, match="immutable"):
         writer.retain()
-    assert [p.name for p in ondisk.base_dir(run, 1, 1).iterdir()] == [ondisk.INDEX]
+    assert [p.name for p in ondisk.part_dir(run, 1, 1).iterdir()] == [ondisk.INDEX]
+    assert not (ondisk.base_dir(run, 1, 1) / ondisk.BASE).exists()
 
 
-@pytest.mark.parametrize("place", ["bases", "a base", "the folder of terms", "a term"])
+PLACES = ["bases", "a base", "the folder of terms", "a term", "parts", "a part"]
+
+
+@pytest.mark.parametrize("place", PLACES)
 def test_nothing_goes_behind_a_link_in_the_place_of_a_folder(place: str, tmp_path: Path) -> None:
     """What lies there has the names and the depth of what would go, to the last byte; what stays lies in a
     later term, which is as it was."""
@@ -113,14 +120,16 @@ def test_nothing_goes_behind_a_link_in_the_place_of_a_folder(place: str, tmp_pat
     writer = TermWriter(run, Point(1, 3), Rules(1))
     writer.commit(snapshot(4, thawed=4))
     base = ondisk.base_dir(run, 1, 1)
-    (base / TEMPORARY).write_bytes(b"a leftover")
+    part = ondisk.part_dir(run, 1, 1)
+    (part / TEMPORARY).write_bytes(b"a leftover")
     at = {"a base": base, "bases": base.parent, "a term": ondisk.term_dir(run, 1)}
+    at |= {"parts": part.parent, "a part": part}
     linked = at.get(place, run / "terms")
     linked.rename(elsewhere)
     linked.symlink_to(elsewhere)
     before = {p: p.lstat().st_ctime_ns for p in elsewhere.rglob("*")}
     baits = [p.relative_to(elsewhere).parts for p in before if p.name == ondisk.WEIGHTS]
-    assert len(baits) == {"a base": 1, "the folder of terms": 4}.get(place, 3)
+    assert len(baits) == {"bases": 3, "the folder of terms": 4, "a term": 3}.get(place, 1)
     for remove in (
         writer.retain,
         lambda: prune_run(run, {"keep_last": 1}, dry_run=False, force=True),
@@ -130,10 +139,12 @@ def test_nothing_goes_behind_a_link_in_the_place_of_a_folder(place: str, tmp_pat
         with contextlib.suppress(EverystepError, OSError):
             remove()
     after = {p: p.lstat().st_ctime_ns for p in elsewhere.rglob("*")}
-    if place == "a base":  # the others were removed, and it was not
+    in_a_base = place in ("a base", "parts", "a part")
+    if in_a_base:  # the others were removed, and it was not
         assert not ondisk.base_dir(run, 1, 2).exists()
     assert after == before, "what lies behind the link was changed"
-    assert linked.is_symlink()
+    # in the place of what is ours in a base a link goes, as it would in the place of a file
+    assert linked.is_symlink() == (place not in ("parts", "a part"))
 
 
 def test_a_shadow_removes_nothing_behind_a_link(tmp_path: Path) -> None:
@@ -150,7 +161,7 @@ def test_a_shadow_removes_nothing_behind_a_link(tmp_path: Path) -> None:
         for step in (1, 2):  # bases that no rule keeps
             shutil.copytree(elsewhere / f"{4:012}", elsewhere / f"{step:012}", dirs_exist_ok=True)
         before = sorted(elsewhere.rglob("*"))
-        assert elsewhere / "000000000001" / ondisk.WEIGHTS in before
+        assert elsewhere / "000000000001/parts/000000" / ondisk.WEIGHTS in before
         for step in run.steps(6):
             job.turn(step)
         with pytest.raises(EverystepError, match="symbolic link"):
@@ -169,7 +180,7 @@ def test_what_has_another_name_stays_in_a_base_that_goes(tmp_path: Path) -> None
     writer = TermWriter(run, None, Rules(1))
     for step in (1, 2):
         writer.commit(snapshot(step, thawed=step))
-    base = ondisk.base_dir(run, 1, 1)
+    base = ondisk.part_dir(run, 1, 1)
     notes = [base / name for name in ("notes.txt", "weights.safetensors.bak", ".hidden")]
     for note in notes:
         note.write_bytes(b"mine")

@@ -13,9 +13,9 @@ from everystep.core.retention import Rules
 from everystep.errors import NotEnoughDisk
 from everystep.format.log import BLOCK_BYTES
 from everystep.shadow.logkeeper import LogKeeper
-from everystep.store.bases import new_bytes
-from everystep.store.meter import Meter, directory_bytes
+from everystep.store.disk.meter import Meter, directory_bytes
 from everystep.store.runs import read_lineage
+from everystep.store.snapshot import new_bytes
 from everystep.store.tags import remove_tag, set_tag
 from everystep.store.term import TermWriter
 from everystep.store.verify import verify_run

@@ -33,7 +33,7 @@ def test_a_step_that_is_gone_names_those_that_are_there(tmp_path: Path) -> None:
     assert "every step from 1 to 3, from 9 to 11" in told
     assert "durable_log=1" in told and "keep_every" in told and "durable_every" in told
     with pytest.raises(StepUnavailable, match=r"bases of steps 1, 5, 9;.*restore"):
-        StoredRun(tmp_path).index(7)
+        StoredRun(tmp_path).base(7)
 
 
 def _can_be_had(run: Path, step: int) -> bool:

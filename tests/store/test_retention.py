@@ -21,15 +21,17 @@ from states import random_states
 from everystep.core.census import Atom, Census, Mode, OptimizerSpec
 from everystep.core.events import Seal
 from everystep.core.retention import Rules
+from everystep.core.tensors import TensorRef
 from everystep.errors import CorruptData, NothingToRecover, StepUnavailable, StoreError, UsageError
 from everystep.format.base import Manifest, Point, SessionValues, after_seal
 from everystep.recover.find import find_newest
 from everystep.store import bases
-from everystep.store.bases import BaseReader, Snapshot, SnapshotTensor, read_index
-from everystep.store.files import RunPath
-from everystep.store.meter import Meter
+from everystep.store.bases import BaseReader, read_base
+from everystep.store.disk.files import RunPath
+from everystep.store.disk.meter import Meter
 from everystep.store.retention import plan_retention, unreferenced
 from everystep.store.runs import Candidate, read_lineage, read_manifest
+from everystep.store.snapshot import Snapshot, write_base
 from everystep.store.tags import read_tags, remove_tag, set_tag
 from everystep.store.term import TermWriter
 from everystep.store.verify import verify_run
@@ -45,7 +47,7 @@ def content(atom: int, slot: str, version: int) -> bytes:
 def snapshot(step: int, metric: float | None = None, thawed: int = 0) -> Snapshot:
     """The first atom last changed at `thawed`: bases refer to the one that was written then."""
     tensors = [
-        SnapshotTensor(atom, slot, "uint8", CENSUS.atoms[atom].shape, version, memoryview(data))
+        TensorRef(atom, slot, "uint8", CENSUS.atoms[atom].shape, version, memoryview(data))
         for atom, version in enumerate((thawed, step))
         for slot in ("", "/exp_avg")
         for data in [content(atom, slot, version)]
@@ -56,10 +58,9 @@ def snapshot(step: int, metric: float | None = None, thawed: int = 0) -> Snapsho
 
 def check(run: Path, candidate: Candidate, thawed: int) -> None:
     """Every byte of a base, through what it refers to."""
-    index = read_index(run, candidate)
-    reader = BaseReader(run, index)
+    reader = BaseReader(run, read_base(run, candidate))
     versions = (thawed, candidate.entry.step)
-    found = {(t.atom, t.slot): bytes(reader.tensor(t)) for t in index.tensors}
+    found = {(t.atom, t.slot): bytes(t.data) for t in reader.tensors()}
     slots = ("",) if candidate.weights_only else ("", "/exp_avg")
     assert found == {(a, s): content(a, s, versions[a]) for a in (0, 1) for s in slots}
 
@@ -162,7 +163,7 @@ def test_nothing_goes_while_the_newest_base_cannot_be_read_back(tmp_path: Path) 
     writer = TermWriter(run, None, Rules(1))
     writer.commit(snapshot(1))
     writer.commit(snapshot(2))
-    victim = ondisk.base_dir(run, 1, 2) / ondisk.WEIGHTS
+    victim = ondisk.part_dir(run, 1, 2) / ondisk.WEIGHTS
     data = bytearray(victim.read_bytes())
     data[-1] ^= 1
     victim.write_bytes(data)
@@ -192,7 +193,7 @@ def test_a_tag_leads_to_a_base_that_was_rewound_over(tmp_path: Path) -> None:
     check(run, pinned, 0)
     report = verify_run(run)
     assert report.problems == [] and report.valid == [4]
-    (ondisk.base_dir(run, 1, 2) / ondisk.SESSION).write_bytes(b"rotten")
+    (ondisk.part_dir(run, 1, 2) / ondisk.SESSION).write_bytes(b"rotten")
     report = verify_run(run)
     assert ondisk.SESSION in report.problems[0] and report.valid == [4]
 
@@ -249,7 +250,7 @@ def test_a_base_without_slots_is_not_resumed_from(tmp_path: Path) -> None:
     with pytest.raises(StepUnavailable, match="only its weights"):
         find_newest(run, None, 1)
     assert verify_run(run).problems == []
-    (ondisk.base_dir(run, 1, 2) / ondisk.WEIGHTS).unlink()
+    (ondisk.part_dir(run, 1, 2) / ondisk.WEIGHTS).unlink()
     with pytest.raises(NothingToRecover):  # what is left of step 1 is no state
         find_newest(run, None)
 
@@ -330,7 +331,9 @@ def test_a_base_that_no_reader_would_take_is_not_called_durable(tmp_path: Path) 
     run, writer = tmp_path / "run", TermWriter(tmp_path / "run", None, Rules())
     writer.commit(snapshot(1))
     good = snapshot(2)
-    wrong = good._replace(tensors=[good.tensors[0]._replace(shape=(2, 32)), *good.tensors[1:]])
+    wrong = good._replace(
+        tensors=[msgspec.structs.replace(good.tensors[0], shape=(2, 32)), *good.tensors[1:]]
+    )
     with pytest.raises(StoreError, match="nobody could load"):
         writer.commit(wrong)
     assert [c.entry.step for c in read_lineage(run).candidates] == [1]
@@ -349,6 +352,18 @@ def test_reading_back_and_removing_are_counted(tmp_path: Path) -> None:
     assert meter.operations == written
     writer.commit(snapshot(2))
     written = meter.operations
-    removed = len(list((tmp_path / "run").rglob("bases/*1/*")))
+    removed = sum(p.is_file() for p in ondisk.base_dir(tmp_path / "run", 1, 1).rglob("*"))
     writer.retain()
     assert meter.operations - written > removed > 0
+
+
+def test_what_another_rank_has_written_is_referred_to(tmp_path: Path) -> None:
+    """Ranks are numbered anew at every attach."""
+    run = tmp_path / "run"
+    ondisk.term_dir(run, 1).mkdir(parents=True)
+    _, earlier = write_base(run, "ab" * 16, 1, snapshot(1)._replace(rank=5), None)
+    _, later = write_base(run, "ab" * 16, 1, snapshot(2), earlier)
+    assert {(file.step, file.rank) for file in later.files} == {(1, 5), (2, 0)}
+    found = {t.key: bytes(t.data) for t in BaseReader(run, later).tensors()}
+    slots = ("", "/exp_avg")
+    assert found == {(a, s): content(a, s, v) for a, v in ((0, 0), (1, 2)) for s in slots}

@@ -15,8 +15,8 @@ from everystep.bench.verify_speed import _snapshot
 from everystep.core.retention import Rules
 from everystep.errors import CorruptData
 from everystep.store import bases
-from everystep.store import scan as scanning
-from everystep.store.scan import scan
+from everystep.store.disk import scan as scanning
+from everystep.store.disk.scan import scan
 from everystep.store.term import TermWriter
 from everystep.store.verify import verify_run
 

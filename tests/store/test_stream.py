@@ -13,8 +13,8 @@ from typing import Any
 import ondisk
 import pytest
 
-from everystep.store import stream
-from everystep.store.stream import StreamWriter
+from everystep.store.disk import stream
+from everystep.store.disk.stream import StreamWriter
 
 BUFFER = 8192
 SIZES = [0, 1, 4095, 4096, BUFFER, BUFFER + 1, 5 * BUFFER - 1]

@@ -80,7 +80,7 @@ def test_damage_beside_a_writer_is_damage(tmp_path: Path) -> None:
 
     def damage() -> None:
         writer.commit(snapshot(3, thawed=3))
-        path = next((run / "terms/000001/bases/000000000002").glob("weights*"))
+        path = next((run / "terms/000001/bases/000000000002").rglob("weights*"))
         path.write_bytes(path.read_bytes()[:-1] + b"\xff")
 
     report = verify_run(run, check=beside(run, damage, 1))

@@ -112,7 +112,7 @@ def build(run: Path) -> TermWriter:
         logged.append([record(step + 1)])
     logged.close()
     set_tag(run, "pinned", 2)
-    killed = ondisk.base_dir(run, 1, 9)
+    killed = ondisk.part_dir(run, 1, 9)
     killed.mkdir(parents=True)
     (killed / ondisk.WEIGHTS).write_bytes(b"half a base")
     second = TermWriter(run, Point(1, 4), RULES)

@@ -244,7 +244,7 @@ MUTANTS = [
         "os.path.abspath(run)",
         also=(
             Change("recover/meet.py", _MOVED_WITH, "    return card"),
-            Change("store/tiers.py", "os.path.realpath(run)", "os.path.abspath(run)"),
+            Change("store/bucket/tiers.py", "os.path.realpath(run)", "os.path.abspath(run)"),
         ),
     ),
     Mutant(

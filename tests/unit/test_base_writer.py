@@ -49,7 +49,7 @@ def once(monkeypatch: pytest.MonkeyPatch, place: Any, name: str, error: Exceptio
         (writing, "written_lately"),
         (writing, "_reached"),
         (term, "claim_term"),
-        (TermWriter, "_newest_index"),
+        (TermWriter, "_newest_base"),
         (TermWriter, "_measure"),
     ],
 )

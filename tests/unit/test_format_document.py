@@ -16,6 +16,7 @@ from everystep.core.dtypes import ELEMENT_TYPES
 from everystep.core.geometry import SLOT_HEADER_BYTES
 from everystep.format import entry, log, slot, values
 from everystep.format.base import CHUNK_BYTES, session_bytes_max
+from everystep.format.document import VERSION
 from everystep.replay.tensors import pack, unpack
 from everystep.store import layout
 
@@ -61,7 +62,7 @@ def test_log() -> None:
         for (_, offset, size), code in zip(table(name), codes, strict=True):
             assert (int(offset), int(size)) == (at, struct.calcsize("<" + code))
             at += struct.calcsize("<" + code)
-    header = log.SegmentHeader("ab" * 16, 7, 120, 99)
+    header = log.SegmentHeader("ab" * 16, 7, 3, 120, 99)
     assert log.unpack_segment_header(memoryview(log.pack_segment_header(header)), "") == header
 
 
@@ -121,11 +122,14 @@ def test_every_state_tag_is_written_and_read() -> None:
 
 def test_bounds() -> None:
     written = re.search(
-        r"Terms go up to (\d+), steps up to (\d+), segments of a term up to (\d+)", TEXT
+        r"Terms go up to (\d+), steps up to (\d+), segments of a term up to (\d+), ranks up to (\d+)",
+        TEXT,
     )
     assert written is not None
-    expected = (numbers.TERM_MAX, numbers.STEP_MAX, layout._SEGMENT_MAX)
+    expected = (numbers.TERM_MAX, numbers.STEP_MAX, layout._SEGMENT_MAX, numbers.RANK_MAX)
     assert tuple(map(int, written.groups())) == expected
+    assert TEXT.count(f"\nVersion {VERSION}.") == 1
+    assert f"The version of a segment is {log._VERSION}." in TEXT
     assert f"at most {numbers.DIMENSIONS_MAX} dimensions" in TEXT
     assert f"at most {session_bytes_max(Census((), (), 'exact'))} bytes" in TEXT
     assert f"more than {values._ALIKE_MAX} keys" in TEXT

@@ -204,5 +204,5 @@ def test_a_slot_is_a_tensor_or_something_else_and_never_both() -> None:
         assert bench.intake.take(may_apply=True)
         assert values.decode(replica.values[0, 0]) == {"n": None}
         assert bytes(replica.view((0, "/m"))) == b"tensor"
-        used.add((replica.places[0, "/m"].extent, replica.places[0, "/m"].at))
+        used.add(replica.places[0, "/m"].place)
     assert len(used) == 1

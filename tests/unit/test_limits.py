@@ -31,8 +31,8 @@ from everystep.shadow.base_writer import BaseWriter
 from everystep.shadow.logkeeper import LogKeeper
 from everystep.shadow.report import describe_store
 from everystep.shadow.shipper import Shipper
+from everystep.store.disk.meter import Meter
 from everystep.store.history import written_lately
-from everystep.store.meter import Meter
 
 
 class Clock:

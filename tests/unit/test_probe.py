@@ -14,10 +14,10 @@ import pytest
 from everystep.core.limits import Limits
 from everystep.errors import NotEnoughDisk
 from everystep.shadow import tuning
-from everystep.store import meter as meters
-from everystep.store import probe
-from everystep.store.meter import Meter
-from everystep.store.stream import StreamWriter
+from everystep.store.disk import meter as meters
+from everystep.store.disk import probe
+from everystep.store.disk.meter import Meter
+from everystep.store.disk.stream import StreamWriter
 
 MIB = 1 << 20
 

@@ -16,8 +16,8 @@ import torch
 
 from everystep.device.copy_stream import close_sides, open_sides
 from everystep.lane.arena import SharedMemory
-from everystep.store.files import RunPath
-from everystep.store.stream import StreamWriter
+from everystep.store.disk.files import RunPath
+from everystep.store.disk.stream import StreamWriter
 
 _SECONDS = 0.3  # of copying for one figure
 _PIECES = {"64 KiB": 1 << 16, "1 MiB": 1 << 20, "16 MiB": 16 << 20, "256 MiB": 256 << 20}

@@ -24,11 +24,11 @@ from everystep.format.log import LoggedRecord, census_digest
 from everystep.loading import load_point
 from everystep.recover.find import find_newest
 from everystep.store import layout
-from everystep.store.files import RunPath, replace_file, size_of, temporary_for
+from everystep.store.disk.files import RunPath, replace_file, size_of, temporary_for
+from everystep.store.disk.mapped import map_file
+from everystep.store.disk.stream import StreamWriter
 from everystep.store.log import LogWriter
-from everystep.store.mapped import map_file
 from everystep.store.runs import claim_term
-from everystep.store.stream import StreamWriter
 
 _DISK_BYTES = 2 << 30
 _BATCH_BYTES = 512 << 20  # what is gathered before a sync, at least

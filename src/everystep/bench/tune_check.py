@@ -28,7 +28,7 @@ from everystep.bench.place import temporary_place
 from everystep.errors import EverystepError
 from everystep.options import resolve
 from everystep.session import Run
-from everystep.store.probe import Disk, measure_disk
+from everystep.store.disk.probe import Disk, measure_disk
 from everystep.tune.choose import Choice, choose
 from everystep.tune.measured import Measured, machine_of
 

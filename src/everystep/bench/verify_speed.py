@@ -14,9 +14,10 @@ import msgspec
 from everystep.capture.rng import capture_rng
 from everystep.core.census import Atom, Census
 from everystep.core.retention import Rules
+from everystep.core.tensors import TensorRef
 from everystep.errors import EverystepError
 from everystep.format.base import SessionValues
-from everystep.store.bases import Snapshot, SnapshotTensor
+from everystep.store.snapshot import Snapshot
 from everystep.store.term import TermWriter
 
 _ATOMS = 16
@@ -58,5 +59,5 @@ def _snapshot(size: int) -> Snapshot:
         tuple(Atom(f"layer{i}.weight", "float32", (elements,)) for i in range(_ATOMS)), (), "exact"
     )
     data = memoryview(os.urandom(4 * elements))
-    tensors = [SnapshotTensor(i, "", "float32", (elements,), 1, data) for i in range(_ATOMS)]
+    tensors = [TensorRef(i, "", "float32", (elements,), 1, data) for i in range(_ATOMS)]
     return Snapshot(1, census, tensors, SessionValues(1, capture_rng(), b"", (), ()), b"", 0)

@@ -22,7 +22,7 @@ from everystep.lane.runtime import runtime_dir
 from everystep.options import Options
 from everystep.recover.meet import hold_run, shadow_of
 from everystep.store import layout
-from everystep.store.files import RunPath, bytes_of
+from everystep.store.disk.files import RunPath, bytes_of
 from everystep.store.log import old_segments
 from everystep.store.reader import open_run
 from everystep.store.retention import (
@@ -137,7 +137,8 @@ def _describe(
     freed: dict[RunPath, int] = {}
     term = lineage.path[-1][0] if lineage.path else 0
     for path in unreferenced(run, plan.keep, term) if verified is not None else ():
-        freed[path.parent] = freed.get(path.parent, 0) + bytes_of(path)
+        base = layout.folders_of(path)[-1]
+        freed[base] = freed.get(base, 0) + bytes_of(path)
     log = old_segments(run, lineage, plan.log_begins_at) if verified is not None else []
     bases: list[dict[str, Any]] = [
         {

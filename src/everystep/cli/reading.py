@@ -11,10 +11,10 @@ import typer
 
 from everystep.cli import output
 from everystep.cli.runs import RunName, documents_of, shown
-from everystep.format.base import BaseIndex, Point
-from everystep.store.bases import read_index
+from everystep.format.base import Base
+from everystep.store.bases import read_base
 from everystep.store.bisect import first_bad_step, metric_of
-from everystep.store.bucket import is_url
+from everystep.store.bucket.client import is_url
 from everystep.store.layout import name_of
 from everystep.store.reader import open_run
 from everystep.store.tags import tags_by_point
@@ -112,25 +112,25 @@ def inspect(
     """Show what a base holds: atoms, optimizers, files."""
     stored = open_run(documents_of(run))
     found = stored.find(step) if step is not None else None
-    index = stored.index() if found is None else read_index(stored.path, found)
-    tags = [n for n, c in stored.tags.items() if c.point == Point(index.term, index.step)]
-    atoms = _atoms(index)
+    base = stored.base() if found is None else read_base(stored.path, found)
+    tags = [n for n, c in stored.tags.items() if c.point == base.point]
+    atoms = _atoms(base)
     document = {
-        "step": index.step,
-        "term": index.term,
+        "step": base.step,
+        "term": base.point.term,
         "tags": tags,
-        "exactness": index.census.exactness,
-        "log_steps": index.tail_steps,
+        "exactness": base.census.exactness,
+        "log_steps": base.tail_steps,
         "optimizers": [
             {"key": s.key, "class": s.path, "mode": s.mode.value, "why": s.why}
-            for s in index.census.optimizers
+            for s in base.census.optimizers
         ],
-        "files": [{"path": name_of(f), "bytes": f.bytes} for f in index.files],
+        "files": [{"path": name_of(f), "bytes": f.bytes} for f in base.files],
         "atoms": atoms,
     }
 
     def render() -> Iterator[Any]:
-        yield f"step {index.step}, term {index.term}, {index.census.exactness} {' '.join(tags)}"
+        yield f"step {base.step}, term {base.point.term}, {base.census.exactness} {' '.join(tags)}"
         yield output.columns(
             ("atom", "type", "shape", "changed at", "slots"),
             (
@@ -139,18 +139,18 @@ def inspect(
             ),
         )
         yield output.columns(
-            ("file", "size"), ((name_of(f), output.size(f.bytes)) for f in index.files)
+            ("file", "size"), ((name_of(f), output.size(f.bytes)) for f in base.files)
         )
 
     return output.Reply(document, render)
 
 
-def _atoms(index: BaseIndex) -> list[dict[str, Any]]:
+def _atoms(base: Base) -> list[dict[str, Any]]:
     slots: dict[int, list[str]] = {}
-    for tensor in index.tensors:
+    for tensor in base.tensors:
         if tensor.slot:
             slots.setdefault(tensor.atom, []).append(tensor.slot.strip("/"))
-    versions = {t.atom: t.version for t in index.tensors}
+    versions = {t.atom: t.version for t in base.tensors}
     return [
         {
             "name": atom.name,
@@ -161,7 +161,7 @@ def _atoms(index: BaseIndex) -> list[dict[str, Any]]:
             "slots": slots.get(i, []),
             "version": versions.get(i),
         }
-        for i, atom in enumerate(index.census.atoms)
+        for i, atom in enumerate(base.census.atoms)
     ]
 
 

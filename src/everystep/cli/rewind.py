@@ -22,10 +22,10 @@ from everystep.lane.runtime import is_alive
 from everystep.recover.find import find_newest
 from everystep.recover.meet import hold_run, shadow_of
 from everystep.store import layout
+from everystep.store.bucket.tier_view import passed_over
+from everystep.store.bucket.tiers import locate, take
 from everystep.store.reader import open_run
 from everystep.store.runs import Known, claim_term, newest_manifest
-from everystep.store.tier_view import passed_over
-from everystep.store.tiers import locate, take
 
 _STOP_SECONDS = 600.0
 

@@ -16,10 +16,10 @@ import typer
 
 from everystep.errors import NotARun
 from everystep.lane.runtime import read_card, runtime_dir
-from everystep.store.bucket import Bucket, is_url
-from everystep.store.bucket_commits import read_newest
-from everystep.store.fetch import fetch_documents
-from everystep.store.tiers import check_path, local_dir
+from everystep.store.bucket.client import Bucket, is_url
+from everystep.store.bucket.commits import read_newest
+from everystep.store.bucket.fetch import fetch_documents
+from everystep.store.bucket.tiers import check_path, local_dir
 from everystep.text import redacted
 
 RunName = Annotated[

@@ -13,9 +13,9 @@ from everystep.cli import output
 from everystep.cli.runs import RunName
 from everystep.errors import StepUnavailable, UsageError
 from everystep.lane.runtime import read_card, runtime_dir
+from everystep.store.bucket.tiers import locate
 from everystep.store.reader import open_run
 from everystep.store.tags import remove_tag, set_tag
-from everystep.store.tiers import locate
 from everystep.text import redacted
 
 

@@ -21,7 +21,7 @@ from everystep.lane.runtime import runtime_dir
 from everystep.recover.claim import claim_of
 from everystep.recover.meet import shadow_of
 from everystep.store import layout
-from everystep.store.files import modified_at
+from everystep.store.disk.files import modified_at
 from everystep.store.runs import Lineage, identify, read_lineage
 
 # whatever the trouble, it is to fit a terminal of 80 columns: two rows for a problem, one for the disk

@@ -15,8 +15,8 @@ from everystep.lane.host import process_state
 from everystep.lane.retire import gone_within, retire
 from everystep.lane.runtime import ShadowCard, is_alive, living_cards, living_trainer, remove_card
 from everystep.recover.meet import hold_run, shadow_of
+from everystep.store.bucket.tiers import locate
 from everystep.store.home import known_run
-from everystep.store.tiers import locate
 
 _LEAVE_SECONDS = 60.0  # after its answer a shadow ships the rest to a bucket
 

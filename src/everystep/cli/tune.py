@@ -16,11 +16,11 @@ from everystep.cli.status import run_status
 from everystep.core.failures import Mtbf, mean_time_between_failures
 from everystep.errors import StoreError, UsageError
 from everystep.options import duration_seconds
-from everystep.store.bucket import is_url
+from everystep.store.bucket.client import is_url
+from everystep.store.bucket.tiers import local_dir
+from everystep.store.disk.probe import Disk, measure_disk
 from everystep.store.history import lives_of
-from everystep.store.probe import Disk, measure_disk
 from everystep.store.reader import open_run
-from everystep.store.tiers import local_dir
 from everystep.tune.choose import Choice, choose
 from everystep.tune.measured import Measured, machine_of
 from everystep.tune.model import Machine, Waste

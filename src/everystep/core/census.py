@@ -57,7 +57,7 @@ class OptimizerSpec(msgspec.Struct, frozen=True):
     why: str = ""  # the reason for the mode, in words
     twins: dict[
         str, str
-    ] = {}  # for each dtype the twin that gives this optimizer's bits; {}: torch redoes
+    ] = {}  # for each dtype the twin that gives this optimizer's bits; {}: torch replays
 
     @property
     def atoms(self) -> tuple[int, ...]:

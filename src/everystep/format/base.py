@@ -1,18 +1,28 @@
-"""The documents of a store: run, manifest, base index, and the session values of a base."""
+"""The documents of a store: run, manifest, base, the index of a part, and the session values of a rank."""
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 
 from everystep.core.census import Census
 from everystep.core.dtypes import ELEMENT_TYPES
 from everystep.core.events import Presence, Seal
-from everystep.core.numbers import STEP_MAX, Checksum, Digest, Natural, Shape, Step, Term, Time
+from everystep.core.numbers import (
+    STEP_MAX,
+    Checksum,
+    Digest,
+    Natural,
+    Rank,
+    Step,
+    Term,
+    Time,
+)
 from everystep.core.retention import Rules
+from everystep.core.tensors import Stored
 
 CHUNK_BYTES = 1 << 20
 _SESSION_BYTES = 1 << 30
@@ -32,7 +42,7 @@ class Point(msgspec.Struct, frozen=True):
 
 
 class BaseEntry(msgspec.Struct, frozen=True):
-    """What a manifest says of a base; `digest` covers the index file byte for byte."""
+    """What a manifest says of a base; `digest` covers its document byte for byte."""
 
     step: Step
     digest: Digest
@@ -83,7 +93,7 @@ class Manifest(msgspec.Struct, frozen=True):
     over: tuple[PassedOver, ...] = ()
 
 
-Part = Literal["weights", "slots", "session", "tail"]
+Kind = Literal["weights", "slots", "session", "tail"]
 
 
 class StoredFile(msgspec.Struct, frozen=True):
@@ -92,39 +102,84 @@ class StoredFile(msgspec.Struct, frozen=True):
 
     term: Term
     step: Step
-    part: Part
+    rank: Rank
+    kind: Kind
     bytes: Natural
     chunks: tuple[Checksum, ...]  # xxh3-64 of every CHUNK_BYTES, headers included
+    root: Natural = 0  # on which disk: options say where it lies, 0 is the run's own directory
+
+    @property
+    def identity(self) -> tuple[int, int, int, Kind]:
+        """No two files share it, whichever root they lie in."""
+        return self.term, self.step, self.rank, self.kind
 
 
-class StoredTensor(msgspec.Struct, frozen=True):
-    """Where one tensor of an atom lies; `version` is the step its bytes belong to."""
+class PartIndex(msgspec.Struct, frozen=True):
+    """What one rank has put into a base."""
 
-    atom: Natural
-    slot: str
-    dtype: str
-    shape: Shape
-    version: Step
-    file: Natural
-    at: Natural
-    bytes: Natural
+    run_id: Digest
+    term: Term
+    step: Step
+    rank: Rank
+    files: tuple[StoredFile, ...]
+    tensors: tuple[Stored, ...]  # their holders are these files, by number
+    session: Natural  # which file holds the SessionValues
+    tail: Natural | None  # which file holds the log tail, if any
+    tail_steps: Natural
 
 
-class BaseIndex(msgspec.Struct, frozen=True):
+class PartEntry(msgspec.Struct, frozen=True):
+    """What a base says of a part; `digest` covers its index byte for byte."""
+
+    rank: Rank
+    digest: Digest
+
+
+class BaseDocument(msgspec.Struct, frozen=True):
+    """What all ranks have in common, and their parts, in the order of the ranks."""
+
     run_id: Digest
     term: Term
     step: Step
     census: Census
-    files: tuple[StoredFile, ...]
-    tensors: tuple[StoredTensor, ...]
-    session: Natural  # which file holds the SessionValues
-    tail: Natural | None  # which file holds the log tail, if any
-    tail_steps: Natural
+    parts: tuple[PartEntry, ...]
     time: Time
 
 
+class Base(NamedTuple):
+    """A base as its documents tell it."""
+
+    document: BaseDocument
+    parts: tuple[PartIndex, ...]  # each at the place of its rank
+
+    @property
+    def point(self) -> Point:
+        return Point(self.document.term, self.document.step)
+
+    @property
+    def step(self) -> int:
+        return self.document.step
+
+    @property
+    def census(self) -> Census:
+        return self.document.census
+
+    @property
+    def files(self) -> tuple[StoredFile, ...]:
+        return tuple(file for part in self.parts for file in part.files)
+
+    @property
+    def tensors(self) -> tuple[Stored, ...]:
+        return tuple(tensor for part in self.parts for tensor in part.tensors)
+
+    @property
+    def tail_steps(self) -> int:
+        """The last steps, which are still to be replayed."""
+        return max(part.tail_steps for part in self.parts)
+
+
 class SessionValues(msgspec.Struct, frozen=True):
-    """Everything of a step that is not a tensor of an atom."""
+    """Everything of a step that is not a tensor of an atom, as one rank has it."""
 
     step: Step
     rng: bytes
@@ -152,16 +207,20 @@ def after_seal(session: SessionValues, seal: Seal) -> SessionValues:
     )
 
 
-def without_slots(index: BaseIndex) -> BaseIndex:
+def without_slots(base: Base) -> Base:
     """What is left of a base whose optimizer slots were removed."""
-    tensors = [t for t in index.tensors if not t.slot]
-    used = sorted({index.session, *(t.file for t in tensors)})
+    return base._replace(parts=tuple(map(_weights_of, base.parts)))
+
+
+def _weights_of(part: PartIndex) -> PartIndex:
+    tensors = [t for t in part.tensors if not t.slot]
+    used = sorted({part.session, *(t.place.holder for t in tensors)})
     renumbered = {old: new for new, old in enumerate(used)}
     return msgspec.structs.replace(
-        index,
-        files=tuple(index.files[i] for i in used),
-        tensors=tuple(msgspec.structs.replace(t, file=renumbered[t.file]) for t in tensors),
-        session=renumbered[index.session],
+        part,
+        files=tuple(part.files[i] for i in used),
+        tensors=tuple(t.at(t.place.held_by(renumbered[t.place.holder])) for t in tensors),
+        session=renumbered[part.session],
     )
 
 

@@ -28,14 +28,17 @@ from everystep.core.events import (
     Sparse,
     presence_bytes,
 )
-from everystep.errors import CorruptData
+from everystep.core.regions import whole
+from everystep.core.tensors import Stored
+from everystep.errors import CorruptData, UnknownVersion
 from everystep.format.base import (
     CHUNK_BYTES,
-    BaseIndex,
+    Base,
+    BaseDocument,
     Manifest,
+    PartIndex,
     SessionValues,
     StoredFile,
-    StoredTensor,
     session_bytes_max,
 )
 
@@ -58,30 +61,49 @@ def check_manifest(manifest: Manifest, where: str) -> None:
         raise CorruptData(f"read {where}: its bases are of steps {steps}, expected rising ones")
 
 
-def check_index(index: BaseIndex, where: str) -> None:
+def check_document(document: BaseDocument, where: str) -> None:
+    """Before the parts that it names are looked for."""
+    ranks = [part.rank for part in document.parts]
+    if not ranks or ranks != [*range(len(ranks))]:
+        raise CorruptData(f"read {where}: parts of ranks {ranks[:10]}, expected all from 0 on")
+    if len(ranks) > 1:
+        raise UnknownVersion(
+            f"read {where}: a base of {len(ranks)} ranks, this everystep knows those of one",
+            hint="upgrade everystep to the version that wrote this run",
+        )
+
+
+def check_base(base: Base, where: str) -> None:
+    """Every atom lies whole in one part."""
     try:
-        _check_census(index.census)
-        _check_files(index)
-        by_file: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        _check_census(base.census)
         seen: set[tuple[int, str]] = set()
-        for tensor in index.tensors:
-            _check_tensor(tensor, index)
-            _once((tensor.atom, tensor.slot), seen, "tensor")
-            by_file[tensor.file].append((tensor.at, tensor.at + tensor.bytes))
-        for ranges in by_file.values():
-            _check_apart(ranges)
-        for atom, described in enumerate(index.census.atoms):
+        for part in base.parts:
+            _check_index(part, base.census, seen)
+        for atom, described in enumerate(base.census.atoms):
             if (atom, "") not in seen:
                 raise _Wrong(f"no value of {described.name!r}")
     except _Wrong as wrong:
         raise CorruptData(f"read {where}: {wrong}") from None
 
 
-def check_session(session: SessionValues, index: BaseIndex, where: str) -> None:
-    census = index.census
+def _check_index(part: PartIndex, census: Census, seen: set[tuple[int, str]]) -> None:
+    _check_files(part, census)
+    by_file: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for tensor in part.tensors:
+        _check_tensor(tensor, part, census)
+        _once((tensor.atom, tensor.slot), seen, "tensor")
+        place = tensor.place
+        by_file[place.holder].append((place.at, place.at + place.bytes))
+    for ranges in by_file.values():
+        _check_apart(ranges)
+
+
+def check_session(session: SessionValues, step: int, census: Census, where: str) -> None:
+    """`step`: of the base that it belongs to."""
     try:
-        if session.step != index.step:
-            raise _Wrong(f"values of step {session.step} in a base of step {index.step}")
+        if session.step != step:
+            raise _Wrong(f"values of step {session.step} in a base of step {step}")
         if len(session.groups) != len(census.optimizers):
             raise _Wrong(f"{len(session.groups)} groups, expected {len(census.optimizers)}")
         _check_pending(session.pending, census)
@@ -157,37 +179,41 @@ def _bytes_of(dtype: str, shape: tuple[int, ...]) -> int:
     return tensor_bytes(dtype, shape)
 
 
-def _check_files(index: BaseIndex) -> None:
-    seen: set[tuple[int, int, str]] = set()
-    for file in index.files:
-        _once((file.term, file.step, file.part), seen, "file")
-        if file.term > index.term or len(file.chunks) != -(-file.bytes // CHUNK_BYTES):
+def _check_files(part: PartIndex, census: Census) -> None:
+    seen: set[tuple[int, int, int, str]] = set()
+    for file in part.files:
+        _once(file.identity, seen, "file")
+        if file.term > part.term or len(file.chunks) != -(-file.bytes // CHUNK_BYTES):
             raise _Wrong(f"{len(file.chunks)} checksums for {file.bytes} bytes of term {file.term}")
-    _check_part(index.files, index.session, "session")
-    if (found := index.files[index.session].bytes) > (most := session_bytes_max(index.census)):
+        if file.root:
+            raise _Wrong(f"a file in root {file.root}, and no option says where that is")
+    _check_kind(part.files, part.session, "session")
+    if (found := part.files[part.session].bytes) > (most := session_bytes_max(census)):
         raise _Wrong(f"session values of {found} bytes, expected at most {most}")
-    if index.tail is not None:
-        _check_part(index.files, index.tail, "tail")
+    if part.tail is not None:
+        _check_kind(part.files, part.tail, "tail")
 
 
-def _check_part(files: Sequence[StoredFile], place: int, part: str) -> None:
-    if place >= len(files) or files[place].part != part:
-        raise _Wrong(f"file {place} of {len(files)} is not its {part}")
+def _check_kind(files: Sequence[StoredFile], place: int, kind: str) -> None:
+    if place >= len(files) or files[place].kind != kind:
+        raise _Wrong(f"file {place} of {len(files)} is not its {kind}")
 
 
-def _check_tensor(tensor: StoredTensor, index: BaseIndex) -> None:
-    atoms, files = index.census.atoms, index.files
-    if tensor.atom >= len(atoms) or tensor.file >= len(files):
-        raise _Wrong(f"a tensor of atom {tensor.atom} in file {tensor.file}, which are not there")
+def _check_tensor(tensor: Stored, part: PartIndex, census: Census) -> None:
+    atoms, files, place = census.atoms, part.files, tensor.place
+    if tensor.atom >= len(atoms) or place.holder >= len(files):
+        raise _Wrong(f"a tensor of atom {tensor.atom} in file {place.holder}, which are not there")
     name = f"{atoms[tensor.atom].name}:{tensor.slot}"
-    part = "slots" if tensor.slot else "weights"
-    if files[tensor.file].part != part:
-        raise _Wrong(f"{name} in a file of {files[tensor.file].part}, expected {part}")
-    if tensor.at + tensor.bytes > files[tensor.file].bytes:
+    kind = "slots" if tensor.slot else "weights"
+    if files[place.holder].kind != kind:
+        raise _Wrong(f"{name} in a file of {files[place.holder].kind}, expected {kind}")
+    if place.at + place.bytes > files[place.holder].bytes:
         raise _Wrong(f"{name} ends behind its file")
-    if tensor.bytes != _bytes_of(tensor.dtype, tensor.shape):
-        raise _Wrong(f"{tensor.bytes} bytes for {name}, {tensor.dtype}{list(tensor.shape)}")
-    _check_slot(index.census, tensor.atom, tensor.slot, tensor.dtype, tensor.shape)
+    if tensor.regions not in ((), whole(tensor.shape)):
+        raise _Wrong(f"{name} in part: a whole atom lies in one part")
+    if place.bytes != _bytes_of(tensor.dtype, tensor.shape):
+        raise _Wrong(f"{place.bytes} bytes for {name}, {tensor.dtype}{list(tensor.shape)}")
+    _check_slot(census, tensor.atom, tensor.slot, tensor.dtype, tensor.shape)
 
 
 def _check_slot(census: Census, atom: int, slot: str, dtype: str, shape: tuple[int, ...]) -> None:

@@ -12,7 +12,7 @@ import xxhash
 
 from everystep.errors import CorruptData, UnknownVersion
 
-VERSION = 1
+VERSION = 2
 MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What decoding raises where bytes are no document of this kind."""
 _MAGIC = b"everystep"
@@ -44,6 +44,12 @@ def unpack_document(kind: str, data: bytes, type: type[T], where: str) -> T:
         )
     if digest != _digest(f"{found} {version} {length}", body):
         raise CorruptData(f"read {where}: checksum does not match the content")
+    if _is_older(version):
+        raise UnknownVersion(
+            f"read {where}: format version {version}, this everystep knows {VERSION}",
+            hint="it was written before the first release: go on with the everystep that wrote it, or begin "
+            "in another directory",
+        )
     if (found, version, length) != (kind, str(VERSION), str(len(body))):
         told = f"a {found} {version:.{_DIGITS_MAX}} of {length:.20} bytes"
         raise CorruptData(f"read {where}: {told}, expected a {kind} {VERSION} of {len(body)}")
@@ -51,6 +57,10 @@ def unpack_document(kind: str, data: bytes, type: type[T], where: str) -> T:
         return msgspec.json.decode(body, type=type)
     except MALFORMED as error:
         raise CorruptData(f"read {where}: {error}") from error
+
+
+def _is_older(version: str) -> bool:
+    return version in map(str, range(1, VERSION))
 
 
 def _digest(head: str, body: bytes) -> str:

@@ -22,10 +22,10 @@ from everystep.errors import CorruptData, UnknownVersion
 BLOCK_BYTES = 4096
 _MAGIC = 0x474F4C5045545345  # "ESTEPLOG"
 _RECORD_MAGIC = 0x44524F43455245
-_SEGMENT = struct.Struct("<QQ32sQQQQ")  # magic, version, run, term, after, census, checksum
+_SEGMENT = struct.Struct("<QQ32sIIQQQ")  # magic, version, run, term, rank, after, census, checksum
 _RECORD = struct.Struct("<QQQQQQ")  # magic, step, after, body bytes, body checksum, chain
 HEAD_BYTES = _RECORD.size
-_VERSION = 2
+_VERSION = 3
 _PIECE_BYTES = 4 << 20  # of a body that is digested at once
 _digesters: list[ThreadPoolExecutor] = []  # one, once it was needed
 os.register_at_fork(after_in_child=_digesters.clear)  # its threads are not in the child
@@ -34,6 +34,7 @@ os.register_at_fork(after_in_child=_digesters.clear)  # its threads are not in t
 class SegmentHeader(NamedTuple):
     run_id: str
     term: int
+    rank: int
     after: int  # the step that its first record follows
     census: int  # which one its records speak of (`census_digest`)
 
@@ -54,9 +55,11 @@ def census_digest(census: Census) -> int:
 
 def pack_segment_header(header: SegmentHeader) -> bytes:
     run_id = header.run_id.encode().ljust(32, b"\0")
-    fields = (_MAGIC, _VERSION, run_id, header.term, header.after, header.census)
-    data = _SEGMENT.pack(*fields, 0)
-    return _SEGMENT.pack(*fields, xxhash.xxh3_64_intdigest(data)).ljust(BLOCK_BYTES, b"\0")
+    fields = (_MAGIC, _VERSION, run_id, header.term, header.rank, header.after)
+    data = _SEGMENT.pack(*fields, header.census, 0)
+    return _SEGMENT.pack(*fields, header.census, xxhash.xxh3_64_intdigest(data)).ljust(
+        BLOCK_BYTES, b"\0"
+    )
 
 
 def unpack_segment_header(data: memoryview, where: str) -> SegmentHeader:
@@ -71,7 +74,10 @@ def unpack_segment_header(data: memoryview, where: str) -> SegmentHeader:
             hint="upgrade everystep to the version that wrote this run",
         )
     if fields[1] != _VERSION:
-        raise CorruptData(f"read {where}: version {fields[1]}, expected {_VERSION}")
+        raise UnknownVersion(
+            f"read {where}: format version {fields[1]}, this everystep knows {_VERSION}",
+            hint="it was written before the first release: go on with the everystep that wrote it",
+        )
     return SegmentHeader(fields[2].rstrip(b"\0").decode(errors="replace"), *fields[3:])
 
 

@@ -15,6 +15,7 @@ import msgspec
 import zmq
 
 from everystep.core.census import Census
+from everystep.core.tensors import Stored
 from everystep.errors import LaneError, LaneTimeout, ProtocolMismatch, ShadowLost
 from everystep.format.base import Point, SessionValues
 from everystep.lane.place import check_place, refuse_foreign
@@ -81,31 +82,18 @@ class AskLeave(Ask, frozen=True, tag="leave"):
 Request = AskStatus | AskFlush | AskYield | AskDefer | AskRetire | AskClose | AskStop | AskLeave
 
 
-class Place(msgspec.Struct, frozen=True):
-    """Where a tensor lies in the replica's memory."""
-
-    atom: int
-    slot: str
-    dtype: str
-    shape: tuple[int, ...]
-    version: int
-    extent: int
-    at: int
-    bytes: int
-
-
 class ReplicaHandle(msgspec.Struct, frozen=True):
     """What a shadow holds, for the trainer that comes back and for the shadow that takes over.
 
-    `extents` memory objects follow through the descriptor socket, then one with the log tail if
-    `tail_bytes` is not 0.
+    `extents` memory objects, the holders of `places`, follow through the descriptor socket, then one with the
+    log tail if `tail_bytes` is not 0.
     """
 
     step: int
     # where it lies in the store; before a term was claimed for it: what it came from
     line: Point | None
     census: Census
-    places: tuple[Place, ...]
+    places: tuple[Stored, ...]
     extents: int
     session: SessionValues
     tail_bytes: int

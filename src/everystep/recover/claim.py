@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from everystep.core.census import Census
 from everystep.errors import StoreError, UnknownVersion
-from everystep.format.base import BaseIndex, Point
-from everystep.store.bases import check_length, open_checked, read_index, unpack_session
+from everystep.format.base import Base, Point
+from everystep.store.bases import check_length, open_checked, read_base, unpack_session
 from everystep.store.log_reader import LogReader
 from everystep.store.reach import whole_bases
 from everystep.store.runs import Candidate, Lineage
@@ -32,12 +32,12 @@ def claim_of(
     `documents_only`: the files of bases are elsewhere."""
     for candidate in whole_bases(lineage):
         try:
-            index = read_index(run, candidate)
+            base = read_base(run, candidate)
             if not documents_only:
-                _look_at_files(run, index)
-            log = LogReader(run, lineage, candidate.point, index.census)
+                _look_at_files(run, base)
+            log = LogReader(run, lineage, candidate.point, base.census)
             log.check_end()
-            return Claim(candidate, log.end, index.census)
+            return Claim(candidate, log.end, base.census)
         except UnknownVersion as error:  # passing it over would lose steps that are there
             problems.append(str(error))
             return None
@@ -46,7 +46,8 @@ def claim_of(
     return None
 
 
-def _look_at_files(run: Path, index: BaseIndex) -> None:
-    for file in index.files:
+def _look_at_files(run: Path, base: Base) -> None:
+    for file in base.files:
         check_length(run, file)
-    unpack_session(open_checked(run, index.files[index.session]), index)
+    for part in base.parts:
+        unpack_session(open_checked(run, part.files[part.session]), base)

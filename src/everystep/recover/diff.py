@@ -9,7 +9,8 @@ import msgspec
 import numpy as np
 
 from everystep.core.dtypes import ELEMENT_TYPES
-from everystep.recover.state import State, StateTensor
+from everystep.core.tensors import Held
+from everystep.recover.state import State
 
 _ELEMENTS = 1 << 20  # compared at a time
 
@@ -33,8 +34,8 @@ class Difference(msgspec.Struct, frozen=True):
 
 def compare(before: State, after: State, *, slots: bool) -> Iterator[Difference]:
     """Atoms in the order of the model, then those that only one of the two has."""
-    old = {(t.name, t.slot): t for t in before.tensors() if slots or not t.slot}
-    new = {(t.name, t.slot): t for t in after.tensors() if slots or not t.slot}
+    old = {(before.name(t), t.slot): t for t in before.tensors() if slots or not t.slot}
+    new = {(after.name(t), t.slot): t for t in after.tensors() if slots or not t.slot}
     for key in dict.fromkeys((*old, *new)):
         name = f"{key[0]}:{key[1].strip('/')}" if key[1] else key[0]
         yield _difference(name, old.get(key), new.get(key))
@@ -57,7 +58,7 @@ def total(differences: list[Difference]) -> Difference:
     )
 
 
-def _difference(name: str, old: StateTensor | None, new: StateTensor | None) -> Difference:
+def _difference(name: str, old: Held | None, new: Held | None) -> Difference:
     if old is None or new is None:
         return Difference(name, True, "only in B" if old is None else "only in A")
     if (old.dtype, old.shape) != (new.dtype, new.shape):
@@ -79,7 +80,7 @@ def _largest(values: list[float]) -> float:
     return math.nan if any(map(math.isnan, values)) else max(values, default=0.0)
 
 
-def _parts(tensor: StateTensor) -> Iterator[memoryview]:
+def _parts(tensor: Held) -> Iterator[memoryview]:
     size = _ELEMENTS * ELEMENT_TYPES[tensor.dtype].bytes
     for at in range(0, len(tensor.data), size):
         yield tensor.data[at : at + size]

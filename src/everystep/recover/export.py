@@ -13,13 +13,14 @@ import torch
 
 from everystep.core.dtypes import ELEMENT_TYPES
 from everystep.core.events import GRADIENT
+from everystep.core.tensors import Held
 from everystep.errors import StepUnavailable, StoreError, UsageError
 from everystep.format import values
 from everystep.format.base import safetensors_header
 from everystep.format.optimizer import OptimizerValues, decode_values
-from everystep.recover.state import State, StateTensor
+from everystep.recover.state import State
 from everystep.replay.tensors import unpack, view_tensor
-from everystep.store.files import RunPath, sync_folder
+from everystep.store.disk.files import RunPath, sync_folder
 
 Progress = Callable[[int, int], None]
 _PIECE_BYTES = 16 << 20
@@ -62,9 +63,9 @@ def export_torch(state: State, path: Path, progress: Progress, *, weights_only: 
     return path.stat().st_size
 
 
-def _weights(state: State) -> Iterator[tuple[str, list[str], StateTensor]]:
+def _weights(state: State) -> Iterator[tuple[str, list[str], Held]]:
     """What the model's own state_dict holds: name, the other names of the same tensor, tensor."""
-    stored = {t.name: t for t in state.tensors() if not t.slot}
+    stored = {state.name(t): t for t in state.tensors() if not t.slot}
     left_out = {*state.census.not_persistent, *(a.name for a in state.census.atoms if a.lossy)}
     for atom in state.census.atoms:
         names = [name for name in (atom.name, *atom.aliases) if name not in left_out]
@@ -84,12 +85,11 @@ def _optimizer(state: State, index: int) -> dict[str, Any]:
     """As `Optimizer.state_dict` numbers it: parameters in the order of the groups."""
     spec = state.census.optimizers[index]
     number = {atom: i for i, atom in enumerate(spec.atoms)}
-    by_name = {state.census.atoms[atom].name: i for atom, i in number.items()}
     slots: dict[int, dict[str, Any]] = {}
     for t in state.tensors():
         key, _, slot = t.slot.rpartition("/")
         if t.slot not in ("", GRADIENT) and key == spec.key:
-            room = slots.setdefault(by_name[t.name], {})
+            room = slots.setdefault(number[t.atom], {})
             room[slot] = view_tensor(t.data, t.dtype, t.shape)
     for atom, optimizer, encoded in state.session.values:
         if optimizer == index:

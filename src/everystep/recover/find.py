@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from everystep.core.census import Census
 from everystep.core.events import Seal
+from everystep.core.tensors import Held
 from everystep.errors import (
     DescriptorsRefused,
     EverystepError,
@@ -20,7 +21,7 @@ from everystep.errors import (
     StoreError,
     UnknownVersion,
 )
-from everystep.format.base import BaseIndex, Point, SessionValues, after_seal
+from everystep.format.base import Base, Point, SessionValues, after_seal
 from everystep.format.entry import unframe_entries
 from everystep.format.planes import check_readable
 from everystep.lane import control
@@ -31,7 +32,7 @@ from everystep.lane.last_words import last_words
 from everystep.lane.protocol import PROTOCOL, versions
 from everystep.lane.runtime import ShadowCard, is_alive
 from everystep.recover.meet import shadow_of
-from everystep.store.bases import BaseReader, read_index
+from everystep.store.bases import BaseReader, read_base
 from everystep.store.log_reader import LogReader, read_log
 from everystep.store.reach import describe_reachable, reachable, whole_bases
 from everystep.store.runs import Candidate, Lineage, identify, read_lineage
@@ -44,15 +45,6 @@ _SUCCESSOR_SECONDS = 1.0
 _CHECKERS = 4  # threads: nobody trains yet
 
 
-class RestoredTensor(NamedTuple):
-    atom: int
-    slot: str
-    dtype: str
-    shape: tuple[int, ...]
-    version: int
-    data: memoryview
-
-
 class RestorePoint(NamedTuple):
     """A whole state at one step, ready to be loaded."""
 
@@ -60,11 +52,11 @@ class RestorePoint(NamedTuple):
     source: str  # shadow | store
     census: Census
     session: SessionValues
-    tensors: Callable[[], Iterator[RestoredTensor]]
+    tensors: Callable[[], Iterator[Held]]
     tail: memoryview
     tail_steps: int
     problems: list[str]
-    log: LogReader | tuple[()] = ()  # records behind the state, still to be redone
+    log: LogReader | tuple[()] = ()  # records behind the state, still to be replayed
     handle: control.ReplicaHandle | None = None
     memory: tuple[SharedMemory, ...] = ()
     finished: int | None = None  # the newest step that training had finished, if a shadow knows
@@ -219,10 +211,9 @@ def _from_shadow(card: ShadowCard, problems: list[str], finished: list[int]) -> 
         return None
     memory = tuple(SharedMemory(fd) for fd in fds)
 
-    def tensors() -> Iterator[RestoredTensor]:
-        for p in handle.places:
-            view = memory[p.extent].view[p.at : p.at + p.bytes]
-            yield RestoredTensor(p.atom, p.slot, p.dtype, p.shape, p.version, view)
+    def tensors() -> Iterator[Held]:
+        for t in handle.places:
+            yield t.at(t.place.of(memory[t.place.holder].view))
 
     tail = memory[-1].view[: handle.tail_bytes] if handle.tail_bytes else memoryview(b"")
     return RestorePoint(
@@ -276,11 +267,11 @@ def _from_store(
     wanted = [c for c in whole_bases(lineage) if step is None or c.entry.step <= step]
     for candidate in wanted:
         try:
-            index = read_index(run, candidate)
-            lacking = any(atom.lossy for atom in index.census.atoms)
+            base = read_base(run, candidate)
+            lacking = any(atom.lossy for atom in base.census.atoms)
             until = candidate.entry.step if exact and lacking else step
-            reader, behind = _read(run, lineage, candidate, index, until, check=not verify_lazily)
-            session, tail = reader.session, reader.tail
+            reader, behind = _read(run, lineage, candidate, base, until, check=not verify_lazily)
+            session, tail = reader.session(), reader.tail()
         except UnknownVersion:
             raise
         except StoreError as error:
@@ -321,7 +312,7 @@ def _read(
     run: Path,
     lineage: Lineage,
     candidate: Candidate,
-    index: BaseIndex,
+    base: Base,
     until: int | None,
     *,
     check: bool,
@@ -329,8 +320,8 @@ def _read(
     """A base and the log behind it at the same time, that one checked or not."""
     read = read_log if check else LogReader
     with ThreadPoolExecutor(1, "everystep-log") as beside:
-        behind = beside.submit(read, run, lineage, candidate.point, index.census, until)
-        return BaseReader(run, index, threads=_CHECKERS), behind.result()
+        behind = beside.submit(read, run, lineage, candidate.point, base.census, until)
+        return BaseReader(run, base, threads=_CHECKERS), behind.result()
 
 
 def _found_base(
@@ -340,11 +331,6 @@ def _found_base(
     behind: LogReader,
     problems: list[str],
 ) -> RestorePoint:
-    def tensors() -> Iterator[RestoredTensor]:
-        for t in reader.index.tensors:
-            yield RestoredTensor(t.atom, t.slot, t.dtype, t.shape, t.version, reader.tensor(t))
-
-    index = reader.index
     for record in behind.glance():
         for events, _ in unframe_entries(record.body):
             check_readable(events)  # before anything live is changed
@@ -354,11 +340,11 @@ def _found_base(
     return RestorePoint(
         behind.end,
         "store",
-        index.census,
+        reader.base.census,
         session,
-        tensors,
+        reader.tensors,
         tail,
-        index.tail_steps,
+        reader.base.tail_steps,
         problems,
         log=behind,
     )

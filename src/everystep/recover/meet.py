@@ -11,9 +11,9 @@ from everystep.format.base import Point
 from everystep.lane.lock import TrainerLock
 from everystep.lane.retire import retire
 from everystep.lane.runtime import ShadowCard, living_cards, living_trainer, read_card, runtime_dir
+from everystep.store.bucket.tiers import sync_from_bucket
 from everystep.store.home import known_run, what_is_lost
 from everystep.store.runs import identify, newest_manifest, read_lineage, read_manifest
-from everystep.store.tiers import sync_from_bucket
 
 
 def shadow_of(run: Path, folder: Path) -> ShadowCard | None:

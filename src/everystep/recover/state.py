@@ -7,20 +7,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from everystep.core.census import Census
+from everystep.core.tensors import Held
 from everystep.errors import StepUnavailable
 from everystep.format.base import SessionValues
-from everystep.store.bases import BaseReader, read_index
+from everystep.store.bases import BaseReader, read_base
 from everystep.store.reader import open_run
-
-
-class StateTensor(NamedTuple):
-    """`slot` is empty for an atom's value, else `<optimizer key>/<name>`."""
-
-    name: str
-    slot: str
-    dtype: str
-    shape: tuple[int, ...]
-    data: memoryview
 
 
 class State(NamedTuple):
@@ -28,23 +19,23 @@ class State(NamedTuple):
     census: Census
     session: SessionValues
     weights_only: bool
-    tensors: Callable[[], Iterator[StateTensor]]
+    tensors: Callable[[], Iterator[Held]]
+
+    def name(self, tensor: Held) -> str:
+        """Of the atom that it belongs to."""
+        return self.census.atoms[tensor.atom].name
 
 
 def open_state(run: Path, which: str) -> State:
     """The state at a base: a step, a tag, or `latest`. Every byte has been checked."""
     candidate = open_run(run).find(which)
-    index = read_index(run, candidate)
-    if index.tail_steps:
+    base = read_base(run, candidate)
+    if base.tail_steps:
         raise StepUnavailable(
-            f"step {index.step} of {run}: its last {index.tail_steps} steps are a log of gradients",
-            hint="everystep.restore loads it: the optimizer given there redoes them",
+            f"step {base.step} of {run}: its last {base.tail_steps} steps are a log of gradients",
+            hint="everystep.restore loads it: the optimizer given there replays them",
         )
-    reader = BaseReader(run, index)
+    reader = BaseReader(run, base)
 
-    def tensors() -> Iterator[StateTensor]:
-        for t in index.tensors:
-            name = index.census.atoms[t.atom].name
-            yield StateTensor(name, t.slot, t.dtype, t.shape, reader.tensor(t))
-
-    return State(index.step, index.census, reader.session, candidate.weights_only, tensors)
+    session, weights_only = reader.session(), candidate.weights_only
+    return State(base.step, base.census, session, weights_only, reader.tensors)

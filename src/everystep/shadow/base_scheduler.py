@@ -7,6 +7,8 @@ import logging
 import time
 from collections.abc import Callable
 
+import msgspec
+
 from everystep.core.cadence import base_is_due
 from everystep.core.events import GRADIENT
 from everystep.core.forecast import base_bytes
@@ -16,7 +18,7 @@ from everystep.options import Options
 from everystep.shadow.base_writer import BaseWriter
 from everystep.shadow.copies import BaseCopy, Room
 from everystep.shadow.intake import Intake
-from everystep.store.bases import Snapshot, SnapshotTensor
+from everystep.store.snapshot import Snapshot
 
 log = logging.getLogger(__name__)
 
@@ -241,10 +243,8 @@ class BaseScheduler:
         """The state as it is: views of the replica's own memory."""
         replica = self._intake.replica
         tensors = [
-            SnapshotTensor(
-                atom, slot, p.dtype, p.shape, self._version(atom, slot), replica.view((atom, slot))
-            )
-            for (atom, slot), p in replica.counting(self._intake.session.pending)
+            msgspec.structs.replace(t.at(replica.view(key)), version=self._version(*key))
+            for key, t in replica.counting(self._intake.session.pending)
         ]
         return Snapshot(
             step=self._intake.step,

@@ -16,19 +16,20 @@ from everystep.core.cadence import age_seconds, retry_seconds
 from everystep.core.census import Census
 from everystep.core.events import GRADIENT
 from everystep.core.retention import Rules
+from everystep.core.tensors import Held
 from everystep.errors import EverystepError, Fenced, StoreError
-from everystep.format.base import BaseEntry, BaseIndex, Point
+from everystep.format.base import Base, BaseEntry, Point
 from everystep.format.log import census_digest
 from everystep.shadow.beside import begin, guarded
 from everystep.shadow.outlook import Outlook
 from everystep.shadow.spans import Spans
-from everystep.store.bases import Snapshot, SnapshotTensor
-from everystep.store.files import RunPath
+from everystep.store.disk.files import RunPath
+from everystep.store.disk.meter import Meter
 from everystep.store.history import written_lately
 from everystep.store.home import PUT_BACK, what_is_lost
 from everystep.store.log_reader import LogReader
-from everystep.store.meter import Meter
 from everystep.store.runs import Known, read_lineage
+from everystep.store.snapshot import Snapshot
 from everystep.store.term import TermWriter
 
 log = logging.getLogger(__name__)
@@ -82,8 +83,8 @@ class BaseWriter:
         self._landed = False
         self.spans = Spans()
         self.started = time.monotonic()
-        self._versions_of: BaseIndex | None = None
-        self._looked_at: BaseIndex | None = None
+        self._versions_of: Base | None = None
+        self._looked_at: Base | None = None
         self._fits = False
         self._versions: dict[int, int] = {}
         self.outlook: Outlook | None = None
@@ -136,7 +137,7 @@ class BaseWriter:
             raise StoreError(lost, hint=PUT_BACK)
 
     def base_fits(self, census: Census) -> bool:
-        """Whether the newest base, if any, is of this model: what is logged can be redone behind it."""
+        """Whether the newest base, if any, is of this model: what is logged can be replayed behind it."""
         newest = self._writer.previous if self._writer else None
         if newest is not None and newest is not self._looked_at:  # asked at every turn of the loop
             self._looked_at, self._fits = (
@@ -181,7 +182,7 @@ class BaseWriter:
             write_seconds=self.state.write_seconds + time.monotonic() - began,
         )
 
-    def is_new(self, tensor: SnapshotTensor, census: Census) -> bool:
+    def is_new(self, tensor: Held, census: Census) -> bool:
         """Bytes that the store already has are not written, so they need no copy."""
         return self.version_of(tensor.atom, census) != tensor.version
 
@@ -234,8 +235,8 @@ class BaseWriter:
         state = msgspec.structs.replace(
             self.state,
             term=writer.manifest.term,
-            durable=Point(newest.term, newest.step) if newest else None,
-            durable_at=_monotonic(newest.time) if newest else -math.inf,
+            durable=newest.point if newest else None,
+            durable_at=_monotonic(newest.document.time) if newest else -math.inf,
             reached=_reached(self._run, newest) if newest else 0,
             problem="",
             failures=0,
@@ -285,10 +286,9 @@ class BaseWriter:
         )
 
 
-def _reached(run: Path, base: BaseIndex) -> int:
+def _reached(run: Path, base: Base) -> int:
     """How far the log behind the newest base goes; what a shadow logs is worth nothing behind a gap."""
-    point = Point(base.term, base.step)
-    return LogReader(run, read_lineage(run), point, base.census).end.step
+    return LogReader(run, read_lineage(run), base.point, base.census).end.step
 
 
 def _monotonic(written: float) -> float:

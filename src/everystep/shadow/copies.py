@@ -10,7 +10,7 @@ import time
 from everystep.lane.memory import address_of, copy, fresh, populate, room_for
 from everystep.shadow.base_writer import BaseWriter
 from everystep.shadow.replica import Key
-from everystep.store.bases import Snapshot
+from everystep.store.snapshot import Snapshot
 
 _PATIENCE_SECONDS = 1.0
 _SMALL_BYTES = 64 << 20  # is cleared in a moment
@@ -47,13 +47,11 @@ class BaseCopy:
     ) -> None:
         changed = [t for t in snapshot.tensors if base_writer.is_new(t, snapshot.census)]
         rooms = room_for([t.data for t in changed], room.memory if room else None)
-        targets = {(t.atom, t.slot): room for t, room in zip(changed, rooms, strict=True)}
-        self.sources: dict[Key, memoryview] = {(t.atom, t.slot): t.data for t in changed}
+        targets = {t.key: room for t, room in zip(changed, rooms, strict=True)}
+        self.sources: dict[Key, memoryview] = {t.key: t.data for t in changed}
         self.targets: dict[Key, memoryview] = targets
         self.snapshot = snapshot._replace(
-            tensors=[
-                t._replace(data=targets.get((t.atom, t.slot), t.data)) for t in snapshot.tensors
-            ]
+            tensors=[t.at(targets.get(t.key, t.data)) for t in snapshot.tensors]
         )
         self.filled = False
         self.wanted_since = time.monotonic()

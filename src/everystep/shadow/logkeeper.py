@@ -23,10 +23,10 @@ from everystep.lane.host import read_facts
 from everystep.shadow.beside import begin
 from everystep.shadow.logcodec import LogCodec
 from everystep.shadow.spans import Spans
-from everystep.store.files import RunPath
+from everystep.store.bucket.ship_log import LogEnd
+from everystep.store.disk.files import RunPath
+from everystep.store.disk.meter import Meter
 from everystep.store.log import LogWriter
-from everystep.store.meter import Meter
-from everystep.store.ship_log import LogEnd
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from everystep.errors import StoreError
 from everystep.format.base import BaseEntry
 from everystep.lane.host import disk_free_bytes
 from everystep.options import Options
-from everystep.store.meter import directory_bytes
+from everystep.store.disk.meter import directory_bytes
 from everystep.store.runs import read_lineage
 
 log = logging.getLogger("everystep")

@@ -39,7 +39,7 @@ from everystep.shadow.requests import Waiter
 from everystep.shadow.shipper import Shipper
 from everystep.shadow.tuning import Tuning, first_batch, first_options
 from everystep.shadow.warmup import Warmup
-from everystep.store.meter import Meter
+from everystep.store.disk.meter import Meter
 
 log = logging.getLogger(__name__)
 

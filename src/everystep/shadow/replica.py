@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+import msgspec
+
 from everystep.core.census import Census, align
 from everystep.core.dtypes import ELEMENT_TYPES, tensor_bytes
 from everystep.core.events import GRADIENT, Edit, Presence
+from everystep.core.tensors import Span, Stored, TensorRef
 from everystep.errors import CorruptData, NotEnoughMemory
 from everystep.format.base import Point, SessionValues
 from everystep.format.values import keys_of, without
 from everystep.lane.arena import SharedMemory
-from everystep.lane.control import Place, ReplicaHandle
+from everystep.lane.control import ReplicaHandle
 from everystep.lane.memory import clear, copy, digests
 
 _EXTENTS_FOR_VALUES = 4  # slots need as much room as values, or twice: a dozen extents at most
@@ -24,7 +27,7 @@ Key = tuple[int, str]  # atom, slot; slot "" is the atom's value
 class Replica:
     def __init__(self, census: Census, arena_dir: str | None) -> None:
         self.census = census
-        self.places: dict[Key, Place] = {}
+        self.places: dict[Key, Stored] = {}
         self.extents: list[SharedMemory] = []
         self.versions = [0] * len(census.atoms)
         self.based = [False] * len(census.atoms)
@@ -44,11 +47,11 @@ class Replica:
     def adopt(self, handle: ReplicaHandle, extents: list[SharedMemory]) -> None:
         """Take over the memory of the shadow before; not one byte is copied."""
         self.extents = extents
-        last = (p for p in handle.places if p.extent == len(extents) - 1)
-        self._used = max((align(p.at + p.bytes) for p in last), default=0)
-        for place in handle.places:
-            self.places[place.atom, place.slot] = place
-            self.versions[place.atom] = place.version
+        spans = (t.place for t in handle.places if t.place.holder == len(extents) - 1)
+        self._used = max((align(span.at + span.bytes) for span in spans), default=0)
+        for tensor in handle.places:
+            self.places[tensor.key] = tensor
+            self.versions[tensor.atom] = tensor.version
         self.based = [True] * len(self.census.atoms)
         self.values = {(atom, opt): data for atom, opt, data in handle.session.values}
 
@@ -66,7 +69,8 @@ class Replica:
         self._make_room(sum(align(size) for _, size, place in rows if place is None))
         for (atom, slot, dtype, shape), size, place in rows:
             extent, at = place or (len(self.extents) - 1, self._used)
-            self.places[atom, slot] = Place(atom, slot, dtype, shape, 0, extent, at, size)
+            span = Span(extent, at, size)
+            self.places[atom, slot] = TensorRef(atom, slot, dtype, shape, 0, span)
             self._used += 0 if place else align(size)
 
     def _make_room(self, size: int) -> None:
@@ -86,8 +90,8 @@ class Replica:
         return place is not None and (place.dtype, place.shape) == (dtype, shape)
 
     def view(self, key: Key) -> memoryview:
-        place = self.places[key]
-        return self.extents[place.extent].view[place.at : place.at + place.bytes]
+        span = self.places[key].place
+        return span.of(self.extents[span.holder].view)
 
     def write(self, edits: Sequence[tuple[Edit, memoryview]]) -> None:
         """Put the bytes of edits, each with its payload, in their places."""
@@ -137,7 +141,7 @@ class Replica:
         for key in [k for k in self.places if k[0] == atom and k[1] not in keep]:
             self._drop(key)
 
-    def counting(self, pending: Presence) -> Iterator[tuple[Key, Place]]:
+    def counting(self, pending: Presence) -> Iterator[tuple[Key, Stored]]:
         """Where everything lies that is part of the state. Room for a gradient stays when the gradient was
         consumed: the next one needs it again."""
         for key, place in self.places.items():
@@ -148,10 +152,10 @@ class Replica:
         """Whoever adopts this memory may reserve the place again, and new places hold zeros."""
         if key in self.places:
             clear(self.view(key))
-            place = self.places.pop(key)
-            self._free.setdefault(align(place.bytes), []).append((place.extent, place.at))
+            span = self.places.pop(key).place
+            self._free.setdefault(align(span.bytes), []).append((span.holder, span.at))
 
-    def slots_of(self, atom: int) -> Iterator[tuple[str, memoryview, Place]]:
+    def slots_of(self, atom: int) -> Iterator[tuple[str, memoryview, Stored]]:
         for key, place in self.places.items():
             if key[0] == atom and key[1]:
                 yield key[1], self.view(key), place
@@ -174,8 +178,7 @@ class Replica:
         self, *, line: Point | None, session: SessionValues, tail_bytes: int, tail_steps: int
     ) -> ReplicaHandle:
         places = tuple(
-            Place(p.atom, p.slot, p.dtype, p.shape, self.versions[p.atom], p.extent, p.at, p.bytes)
-            for p in self.places.values()
+            msgspec.structs.replace(t, version=self.versions[t.atom]) for t in self.places.values()
         )
         return ReplicaHandle(
             step=session.step,

@@ -16,10 +16,10 @@ from everystep.core.cadence import retry_seconds
 from everystep.errors import EverystepError, Fenced
 from everystep.shadow.base_writer import PersistState
 from everystep.shadow.logkeeper import LogKeeper
-from everystep.store.bucket import Bucket
-from everystep.store.meter import Throttle
-from everystep.store.ship import BaseShipper
-from everystep.store.ship_log import LogShipper
+from everystep.store.bucket.client import Bucket
+from everystep.store.bucket.ship import BaseShipper
+from everystep.store.bucket.ship_log import LogShipper
+from everystep.store.disk.meter import Throttle
 
 log = logging.getLogger(__name__)
 

@@ -27,8 +27,8 @@ from everystep.shadow.intake import Intake
 from everystep.shadow.logkeeper import LogKeeper
 from everystep.shadow.slowdown_estimator import SlowdownEstimator
 from everystep.shadow.spans import Spans
+from everystep.store.disk.probe import Disk, measure_disk
 from everystep.store.history import lives_of
-from everystep.store.probe import Disk, measure_disk
 from everystep.tune.choose import Choice, choose, worth_changing
 from everystep.tune.measured import Measured, machine_of
 from everystep.tune.model import Machine, Plan

@@ -1,261 +1,127 @@
-"""Writing and reading one base. A reader hands out no byte whose chunk it has not checked."""
+"""Reading one base. No byte is given out whose chunk was not checked."""
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import TypeVar
 
 import msgspec
 import xxhash
 
-from everystep.core.census import Census
-from everystep.core.dtypes import ELEMENT_TYPES
-from everystep.errors import CorruptData, StoreError
+from everystep.core.tensors import Held
+from everystep.errors import CorruptData
 from everystep.format.base import (
     CHUNK_BYTES,
-    BaseEntry,
-    BaseIndex,
-    Part,
+    Base,
+    BaseDocument,
+    PartIndex,
     SessionValues,
     StoredFile,
-    StoredTensor,
-    safetensors_header,
-    session_bytes_max,
     without_slots,
 )
-from everystep.format.checks import check_index, check_session
+from everystep.format.checks import check_base, check_document, check_session
 from everystep.format.contents import check_session_contents
-from everystep.format.document import MALFORMED, pack_document, unpack_document
+from everystep.format.document import MALFORMED, unpack_document
 from everystep.format.entry import check_entries
 from everystep.store import layout
-from everystep.store.commit import Turn, at_once, crash_point, write_blocks
-from everystep.store.files import look_at, make_folder, read_file, sync_folder
+from everystep.store.disk.files import RunPath, look_at, read_file
+from everystep.store.disk.mapped import map_file, read_ahead
+from everystep.store.disk.scan import scan
 from everystep.store.interrupt import stop_if_asked
-from everystep.store.mapped import map_file, read_ahead
 from everystep.store.runs import Candidate
-from everystep.store.scan import scan
 
-_INDEX_BYTES, _TENSOR_BYTES = 16 << 10, 512
 _CHECKED_BYTES = 32 << 20  # a whole number of chunks
+_T = TypeVar("_T")
 
 
-class SnapshotTensor(NamedTuple):
-    atom: int
-    slot: str
-    dtype: str
-    shape: tuple[int, ...]
-    version: int
-    data: memoryview
+def read_document(run: Path, candidate: Candidate) -> BaseDocument:
+    """What describes a committed base, checked against the manifest that names it."""
+    term, step = candidate.term, candidate.entry.step
+    path = layout.document_path(run, term, step)
+    document = _read(path, "base", BaseDocument, candidate.entry.digest)
+    if (document.term, document.step) != (term, step):
+        raise CorruptData(f"read {path}: it is of step {document.step}, term {document.term}")
+    check_document(document, str(path))
+    return document
 
 
-class Snapshot(NamedTuple):
-    """A consistent state to be written; nobody changes its bytes meanwhile."""
-
-    step: int
-    census: Census
-    tensors: list[SnapshotTensor]
-    session: SessionValues
-    tail: bytes
-    tail_steps: int
-
-
-def new_bytes(snapshot: Snapshot, previous: BaseIndex | None) -> int:
-    """About what `write_base` would write."""
-    known = {(t.atom, t.slot) for t in _reuse(snapshot, previous)[1]}
-    data = sum(len(t.data) for t in snapshot.tensors if (t.atom, t.slot) not in known)
-    session = msgspec.msgpack.encode(snapshot.session)
-    # names and places of tensors, and the checksums of chunks
-    index = _INDEX_BYTES + len(snapshot.tensors) * _TENSOR_BYTES + data // CHUNK_BYTES * 20
-    return data + len(session) + len(snapshot.tail) + index
+def read_base(run: Path, candidate: Candidate) -> Base:
+    """The same with the indexes of all parts."""
+    term, step = candidate.term, candidate.entry.step
+    document = read_document(run, candidate)
+    parts = []
+    for entry in document.parts:
+        path = layout.index_path(run, term, step, entry.rank)
+        part = _read(path, "part", PartIndex, entry.digest)
+        if (part.term, part.step, part.rank) != (term, step, entry.rank):
+            told = f"step {part.step}, term {part.term}, rank {part.rank}"
+            raise CorruptData(f"read {path}: it is the index of {told}")
+        parts.append(part)
+    base = Base(document, tuple(parts))
+    check_base(base, str(layout.base_dir(run, term, step)))
+    return without_slots(base) if candidate.weights_only else base
 
 
-def write_base(
-    run: Path,
-    run_id: str,
-    term: int,
-    snapshot: Snapshot,
-    previous: BaseIndex | None,
-    turn: Turn = at_once,
-) -> tuple[BaseEntry, BaseIndex]:
-    """Put a snapshot on the disk, synced. It counts only once a manifest names it.
-
-    Tensors that have not changed since `previous` are referred to, not written.
-    """
-    folder = layout.base_dir(run, term, snapshot.step)
-    make_folder(folder, below=layout.term_dir(run, term))
-    write = _Files(run, term, snapshot.step, turn)
-    crash_point("base_begun")
-    write.files, tensors = _reuse(snapshot, previous)
-    known = {(t.atom, t.slot) for t in tensors}
-    fresh = [t for t in snapshot.tensors if (t.atom, t.slot) not in known]
-    before = len(write.files)
-    weights, slots = [t for t in fresh if not t.slot], [t for t in fresh if t.slot]
-    tensors += write.tensors("weights", weights, snapshot.census) if weights else []
-    tensors += write.tensors("slots", slots, snapshot.census) if slots else []
-    session = write.file("session", [_encoded(snapshot)])
-    tail = write.file("tail", [snapshot.tail]) if snapshot.tail else None
-    crash_point("data_synced")
-    index = BaseIndex(
-        run_id=run_id,
-        term=term,
-        step=snapshot.step,
-        census=snapshot.census,
-        files=tuple(write.files),
-        tensors=tuple(tensors),
-        session=session,
-        tail=tail,
-        tail_steps=snapshot.tail_steps,
-        time=time.time(),
-    )
-    data = pack_document("base", index)
-    write_blocks(folder / layout.INDEX, [data], turn)
-    sync_folder(folder)
-    crash_point("index_written")
-    new_bytes = len(data) + sum(file.bytes for file in write.files[before:])
-    entry = BaseEntry(
-        snapshot.step,
-        xxhash.xxh3_128_hexdigest(data),
-        new_bytes,
-        sum(f.bytes for f in write.files),
-        index.time,
-        _finite(snapshot.session.metric),
-    )
-    return entry, index
-
-
-def _encoded(snapshot: Snapshot) -> bytes:
-    """Its session values; a base that nobody would read again is not written."""
-    data, most = msgspec.msgpack.encode(snapshot.session), session_bytes_max(snapshot.census)
-    if len(data) > most:
-        raise StoreError(
-            f"write a base of step {snapshot.step}: {len(data)} bytes of state beside the model's tensors, "
-            f"expected at most {most}",
-            hint="give attach less in state=: what is large and does not change can be made again",
-        )
-    return data
-
-
-def _finite(metric: float | None) -> float | None:
-    """JSON has no other numbers, and no other is ever the best."""
-    return metric if metric is not None and math.isfinite(metric) else None
-
-
-def _reuse(
-    snapshot: Snapshot, previous: BaseIndex | None
-) -> tuple[list[StoredFile], list[StoredTensor]]:
-    if previous is None or previous.census.atoms != snapshot.census.atoms:
-        return [], []
-    stored = {(t.atom, t.slot): t for t in previous.tensors}
-    kept = [
-        old
-        for t in snapshot.tensors
-        if (old := stored.get((t.atom, t.slot)))
-        and (old.version, old.dtype, old.shape) == (t.version, t.dtype, t.shape)
-    ]
-    used = sorted({t.file for t in kept})
-    renumbered = {old: new for new, old in enumerate(used)}
-    files = [previous.files[i] for i in used]
-    return files, [msgspec.structs.replace(t, file=renumbered[t.file]) for t in kept]
-
-
-class _Files:
-    """The files of a base that is written, and those of earlier ones that it refers to."""
-
-    def __init__(self, run: Path, term: int, step: int, turn: Turn) -> None:
-        self._run, self._term, self._step, self._turn = run, term, step, turn
-        self.files: list[StoredFile] = []
-
-    def file(self, part: Part, blocks: Iterable[bytes | memoryview]) -> int:
-        path = layout.base_dir(self._run, self._term, self._step) / layout.NAMES[part]
-        size, chunks = write_blocks(path, blocks, self._turn)
-        self.files.append(StoredFile(self._term, self._step, part, size, chunks))
-        return len(self.files) - 1
-
-    def tensors(
-        self, part: Part, tensors: list[SnapshotTensor], census: Census
-    ) -> list[StoredTensor]:
-        # widest elements first keeps every tensor aligned, as safetensors asks for
-        tensors = sorted(tensors, key=lambda t: -ELEMENT_TYPES[t.dtype].bytes)
-        header = safetensors_header(
-            [(_tensor_name(census, t), t.dtype, t.shape, len(t.data)) for t in tensors]
-        )
-        file = self.file(part, [header, *(t.data for t in tensors)])
-        stored, at = [], len(header)
-        for t in tensors:
-            size = len(t.data)
-            stored.append(StoredTensor(t.atom, t.slot, t.dtype, t.shape, t.version, file, at, size))
-            at += size
-        return stored
-
-
-def _tensor_name(census: Census, tensor: SnapshotTensor) -> str:
-    name = census.atoms[tensor.atom].name
-    return f"{name}:{tensor.slot.strip('/')}" if tensor.slot else name
-
-
-def read_index(run: Path, candidate: Candidate) -> BaseIndex:
-    """The index of a committed base, checked against the manifest that names it."""
-    path = layout.index_path(run, candidate.term, candidate.entry.step)
+def _read(path: RunPath, kind: str, type: type[_T], digest: str) -> _T:
     try:
         data = read_file(path)
     except OSError as error:
         raise CorruptData(f"read {path}: {error.strerror}") from error
-    index = unpack_document("base", data, BaseIndex, str(path))
-    if xxhash.xxh3_128_hexdigest(data) != candidate.entry.digest:
-        raise CorruptData(f"read {path}: it is not the index that the manifest names")
-    if (index.term, index.step) != (candidate.term, candidate.entry.step):
-        raise CorruptData(f"read {path}: it is the index of step {index.step}, term {index.term}")
-    check_index(index, str(path))
-    return without_slots(index) if candidate.weights_only else index
+    document = unpack_document(kind, data, type, str(path))
+    if xxhash.xxh3_128_hexdigest(data) != digest:
+        raise CorruptData(f"read {path}: it is not the one whose digest is named")
+    return document
 
 
 class BaseReader:
     """An open base: every file mapped, every chunk checked before the first byte is given out."""
 
-    def __init__(self, run: Path, index: BaseIndex, *, threads: int = 1) -> None:
-        self.index = index
-        self._views = [open_checked(run, file, threads=threads) for file in index.files]
+    def __init__(self, run: Path, base: Base, *, threads: int = 1) -> None:
+        self.base = base
+        self._views = [
+            [open_checked(run, file, threads=threads) for file in part.files] for part in base.parts
+        ]
 
-    def tensor(self, tensor: StoredTensor) -> memoryview:
-        return self._views[tensor.file][tensor.at : tensor.at + tensor.bytes]
+    def tensors(self) -> Iterator[Held]:
+        for part, views in zip(self.base.parts, self._views, strict=True):
+            for tensor in part.tensors:
+                yield tensor.at(tensor.place.of(views[tensor.place.holder]))
 
-    @property
-    def session(self) -> SessionValues:
-        return unpack_session(self._views[self.index.session], self.index)
+    def session(self, rank: int = 0) -> SessionValues:
+        data = self._views[rank][self.base.parts[rank].session]
+        return unpack_session(data, self.base)
 
-    @property
-    def tail(self) -> memoryview:
-        if self.index.tail is None:
+    def tail(self, rank: int = 0) -> memoryview:
+        place = self.base.parts[rank].tail
+        if place is None:
             return memoryview(b"")
-        tail = self._views[self.index.tail]
-        check_tail(tail, self.index)
-        return tail
+        check_tail(self._views[rank][place], self.base)
+        return self._views[rank][place]
 
 
-def unpack_session(data: bytes | memoryview, index: BaseIndex) -> SessionValues:
-    where = f"base {index.step}"
+def unpack_session(data: bytes | memoryview, base: Base) -> SessionValues:
+    where = f"base {base.step}"
     try:
         session = msgspec.msgpack.decode(data, type=SessionValues)
     except MALFORMED as error:
         raise CorruptData(f"read {where}: session values: {error}") from error
-    check_session(session, index, where)
-    check_session_contents(session, index.census, where)
+    check_session(session, base.step, base.census, where)
+    check_session_contents(session, base.census, where)
     return session
 
 
-def check_small_files(index: BaseIndex, read: Callable[[StoredFile], bytes | memoryview]) -> None:
+def check_small_files(base: Base, read: Callable[[StoredFile], bytes | memoryview]) -> None:
     """What a base says beside its tensors, as far as it can be looked at without a model."""
-    unpack_session(read(index.files[index.session]), index)
-    if index.tail is not None:
-        check_tail(memoryview(read(index.files[index.tail])), index)
+    for part in base.parts:
+        unpack_session(read(part.files[part.session]), base)
+        if part.tail is not None:
+            check_tail(memoryview(read(part.files[part.tail])), base)
 
 
-def check_tail(tail: memoryview, index: BaseIndex) -> None:
-    check_entries(tail, index.census, f"base {index.step}: log tail")
+def check_tail(tail: memoryview, base: Base) -> None:
+    check_entries(tail, base.census, f"base {base.step}: log tail")
 
 
 def open_checked(run: Path, file: StoredFile, *, threads: int = 1) -> memoryview:
@@ -309,6 +175,6 @@ def check_chunks(part: memoryview, at: int, file: StoredFile, operation: str) ->
         expected = file.chunks[(at + i) // CHUNK_BYTES]
         if found != expected:
             raise CorruptData(
-                f"{operation} at byte {at + i}: chunk checksum {found}, index says {expected}",
+                f"{operation} at byte {at + i}: chunk checksum {found}, the index says {expected}",
                 hint="this base is damaged and will be skipped; everystep verify lists what is left",
             )

@@ -57,8 +57,8 @@ def as_floats(run: StoredRun, step: int) -> dict[str, np.ndarray]:
     """The tensors of a step; those of bfloat16 widened, which changes no value."""
     import numpy as np
 
-    index = run.index(step)
-    narrow = {index.census.atoms[t.atom].name for t in index.tensors if t.dtype == "bfloat16"}
+    base = run.base(step)
+    narrow = {base.census.atoms[t.atom].name for t in base.tensors if t.dtype == "bfloat16"}
     found = run.tensors(step)
     return {
         name: (array.astype(np.uint32) << 16).view(np.float32)

@@ -12,7 +12,7 @@ from everystep.core.limits import Written, written_last_day
 from everystep.errors import StoreError
 from everystep.format.base import Manifest
 from everystep.store import layout
-from everystep.store.files import modified_at
+from everystep.store.disk.files import modified_at
 from everystep.store.runs import read_manifest
 
 _LOGGED_SECONDS_MAX = 86400.0  # behind a base; more than that tells of a clock that was set

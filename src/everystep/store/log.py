@@ -18,22 +18,28 @@ from everystep.format.log import (
     pack_segment_header,
 )
 from everystep.store import layout
-from everystep.store.commit import Turn, at_once, crash_point
-from everystep.store.files import RunPath, look_at, make_folder, remove_file, sync_folder
+from everystep.store.disk.commit import Turn, at_once, crash_point
+from everystep.store.disk.files import RunPath, look_at, make_folder, remove_file, sync_folder
+from everystep.store.disk.stream import BLOCK_BYTES, StreamWriter
 from everystep.store.runs import Lineage, check_fence
-from everystep.store.stream import BLOCK_BYTES, StreamWriter
 
 _SEGMENT_BYTES = 1 << 30  # a new one is begun behind it
 
 
 class LogWriter:
-    """Appends to the newest segment of one term. Owned by one thread."""
+    """Appends to the newest segment of one term and rank. Owned by one thread."""
 
     def __init__(
-        self, run: Path, run_id: str, term: int, census: int, turn: Turn = at_once
+        self,
+        run: Path,
+        run_id: str,
+        term: int,
+        census: int,
+        turn: Turn = at_once,
+        rank: int = 0,
     ) -> None:
         self._run, self._run_id, self._term, self._census = run, run_id, term, census
-        self._turn = turn
+        self._turn, self._rank = turn, rank
         self._path: RunPath | None = None
         self._stream: StreamWriter | None = None
         self._chain: Chain | None = None
@@ -74,10 +80,10 @@ class LogWriter:
     def _begin(self, after: int) -> StreamWriter:
         self.close()
         self._turn(BLOCK_BYTES)
-        header = SegmentHeader(self._run_id, self._term, after, self._census)
-        folder = layout.log_dir(self._run, self._term)
+        header = SegmentHeader(self._run_id, self._term, self._rank, after, self._census)
+        folder = layout.log_dir(self._run, self._term, self._rank)
         make_folder(folder, below=RunPath(self._run))
-        before = layout.segments(self._run, self._term)
+        before = layout.segments(self._run, self._term, self._rank)
         number = layout.segment_number(before[-1]) + 1 if before else 1
         self._path = folder / layout.segment_name(number, after)
         stream = self._stream = StreamWriter(self._path)

@@ -21,9 +21,9 @@ from everystep.format.log import (
     unpack_segment_header,
 )
 from everystep.store import layout
-from everystep.store.files import RunPath
+from everystep.store.disk.files import RunPath
+from everystep.store.disk.mapped import expect_hops, map_file, read_ahead
 from everystep.store.interrupt import stop_if_asked
-from everystep.store.mapped import expect_hops, map_file, read_ahead
 from everystep.store.runs import Lineage
 
 _FAR_BYTES = 1 << 20  # reading so much takes longer than going to what lies behind it
@@ -135,8 +135,8 @@ class LogReader:
         data = map_file(path)
         expect_hops(data, True)
         header = unpack_segment_header(data, str(path))
-        if (header.run_id, header.term) != (run_id, term):
-            raise CorruptData(f"read {path}: it belongs to another run or term")
+        if (header.run_id, header.term, header.rank) != (run_id, term, 0):
+            raise CorruptData(f"read {path}: it belongs to another run, term or rank")
         if header.census != self._digest:
             self.problems.append(f"log {path}: the model or its optimizers had changed")
             return False

@@ -7,7 +7,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from everystep.errors import StoreError
-from everystep.store.bases import read_index
+from everystep.store.bases import read_base
 from everystep.store.log_reader import LogReader
 from everystep.store.runs import Candidate, Lineage
 
@@ -30,7 +30,7 @@ def reachable(run: Path, lineage: Lineage) -> tuple[list[int], set[int]]:
     for candidate, following in zip_longest(whole, whole[1:]):
         until = following.entry.step if following else None
         try:
-            census = read_index(run, candidate).census
+            census = read_base(run, candidate).census
             steps |= set(LogReader(run, lineage, candidate.point, census, until).steps)
         except StoreError:  # a base that cannot be read brings nothing back
             continue

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from everystep.errors import NothingToRecover, StepUnavailable, StoreError, UnknownVersion
 from everystep.format import values
-from everystep.format.base import BaseIndex
-from everystep.store.bases import BaseReader, read_index
+from everystep.format.base import Base
+from everystep.store.bases import BaseReader, read_base
+from everystep.store.bucket.tiers import locate, sync_from_bucket
 from everystep.store.reach import listed
 from everystep.store.runs import Candidate, read_lineage
 from everystep.store.tags import LATEST, read_tags
-from everystep.store.tiers import locate, sync_from_bucket
 from everystep.store.verify import Report, verify_run
 
 if TYPE_CHECKING:
@@ -77,12 +77,12 @@ class StoredRun:
             f"bases of steps {bases}; steps that a log holds behind them are for everystep restore"
         )
 
-    def index(self, step: int | None = None) -> BaseIndex:
+    def base(self, step: int | None = None) -> Base:
         """Atoms, files and checksums of a step (default: the newest readable)."""
         for candidate in self._candidates:
             if step is None or candidate.entry.step == step:
                 try:
-                    return read_index(self.path, candidate)
+                    return read_base(self.path, candidate)
                 except UnknownVersion:
                     raise
                 except StoreError:
@@ -96,18 +96,17 @@ class StoredRun:
         """Values by atom name, slots by `name:slot`. Types numpy lacks come as raw integers."""
         import numpy as np
 
-        index = self.index(step)
-        reader = BaseReader(self.path, index)
+        base = self.base(step)
         found: dict[str, np.ndarray] = {}
-        for t in index.tensors:
-            name = index.census.atoms[t.atom].name + (f":{t.slot.strip('/')}" if t.slot else "")
+        for t in BaseReader(self.path, base).tensors():
+            name = base.census.atoms[t.atom].name + (f":{t.slot.strip('/')}" if t.slot else "")
             kind = _NO_NUMPY_TYPE.get(t.dtype, t.dtype)
-            found[name] = np.frombuffer(reader.tensor(t), dtype=kind).reshape(t.shape)
+            found[name] = np.frombuffer(t.data, dtype=kind).reshape(t.shape)
         return found
 
     def state(self, step: int | None = None) -> Any:
         """The user's state at a step; tensors in it are shown as (tag, payload)."""
-        encoded = BaseReader(self.path, self.index(step)).session.state
+        encoded = BaseReader(self.path, self.base(step)).session().state
         return values.decode(encoded) if encoded else {}
 
     def verify(self) -> Report:

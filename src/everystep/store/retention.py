@@ -14,9 +14,9 @@ from everystep.core.retention import BaseFacts, Rules, Verdict, judge, log_begin
 from everystep.errors import CorruptData, StoreError
 from everystep.format.base import Point
 from everystep.store import layout
-from everystep.store.bases import BaseReader, check_file, read_index
-from everystep.store.commit import crash_point
-from everystep.store.files import RunPath, bytes_of, remove_file, remove_folder
+from everystep.store.bases import BaseReader, check_file, read_base
+from everystep.store.disk.commit import crash_point
+from everystep.store.disk.files import RunPath, bytes_of, remove_file, remove_folder
 from everystep.store.log_reader import read_log
 from everystep.store.runs import Candidate, Lineage
 from everystep.store.tags import read_tags, tags_by_point
@@ -81,9 +81,9 @@ def plan_without(run: Path, lineage: Lineage, rules: Rules, victim: Candidate) -
 
 
 def _can_lose_slots(run: Path, candidate: Candidate) -> bool:
-    """The last steps of a base with a log tail are still to be redone, which takes an optimizer."""
+    """The last steps of a base with a log tail are still to be replayed, which takes an optimizer."""
     try:
-        return read_index(run, candidate).tail is None
+        return all(part.tail is None for part in read_base(run, candidate).parts)
     except CorruptData:
         return False
 
@@ -92,7 +92,7 @@ def newest_verified(run: Path, lineage: Lineage) -> int | None:
     """The place of the newest base whose every byte is right; reads it whole."""
     for place, candidate in enumerate(lineage.candidates):
         with contextlib.suppress(StoreError):
-            BaseReader(run, read_index(run, candidate))
+            BaseReader(run, read_base(run, candidate))
             return place
     return None
 
@@ -100,14 +100,14 @@ def newest_verified(run: Path, lineage: Lineage) -> int | None:
 def frontier(run: Path, lineage: Lineage, verified: int) -> Point:
     """The newest point of a run: where who writes next goes on, without taking anything back."""
     base = lineage.candidates[verified]
-    logged = read_log(run, lineage, base.point, read_index(run, base).census).end
+    logged = read_log(run, lineage, base.point, read_base(run, base).census).end
     newest = lineage.candidates[0].point
     return newest if newest.step > logged.step else logged
 
 
 def read_back(run: Path, candidate: Candidate, tick: Callable[[], None] = lambda: None) -> None:
     """Check what writing this base has put on the disk; what it refers to was checked when that was new."""
-    for file in read_index(run, candidate).files:
+    for file in read_base(run, candidate).files:
         if (file.term, file.step) == (candidate.term, candidate.entry.step):
             check_file(run, file, tick)
 
@@ -118,16 +118,16 @@ def unreferenced(run: Path, keep: list[Candidate], newest_term: int) -> list[Run
     pinned = list(read_tags(run).values())
     needed: set[RunPath] = set()
     for candidate in (*keep, *pinned):
-        step = candidate.entry.step
-        needed.add(layout.index_path(run, candidate.term, step))
         try:
-            files = read_index(run, candidate).files
-            needed |= {layout.file_path(run, file) for file in files}
+            base = read_base(run, candidate)
+            needed |= {layout.file_path(run, file) for file in base.files}
+            needed.update(layout.documents(run, base))
         except CorruptData as error:
             if _may_come_back(error):
                 raise
             # it refers to nothing any more, but what is left of it may be looked at
-            needed |= set(layout.own_files(layout.base_dir(run, candidate.term, step)))
+            folder = layout.base_dir(run, candidate.term, candidate.entry.step)
+            needed.update(layout.own_files(folder))
     return [
         path
         for term, folder in layout.base_dirs(run)
@@ -156,8 +156,7 @@ def remove(paths: list[RunPath], still_ours: Callable[[], None]) -> int:
         except OSError as error:
             refused = refused or error
         crash_point("old_bases_half_removed")
-    for folder in {path.parent for path in paths if path.parent.parent.name == "bases"}:
-        remove_folder(folder)
+    _remove_folders(paths)
     if refused is not None:
         raise refused
     return freed
@@ -167,6 +166,15 @@ def remove_base(run: Path, term: int, step: int) -> None:
     """What a write that failed has left; nothing is said of what cannot be removed."""
     folder = layout.base_dir(run, term, step)
     with contextlib.suppress(OSError, StoreError):
-        for path in layout.own_files(folder):
+        files = layout.own_files(folder)
+        for path in files:
             remove_file(path)
+        _remove_folders(files)
     remove_folder(folder)
+
+
+def _remove_folders(paths: list[RunPath]) -> None:
+    """Of bases whose files these were, if they are empty now."""
+    folders = {folder for path in paths for folder in layout.folders_of(path)}
+    for folder in sorted(folders, key=lambda folder: -len(folder.names)):
+        remove_folder(folder)

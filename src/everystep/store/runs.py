@@ -17,8 +17,8 @@ from everystep.format.base import BaseEntry, Manifest, PassedOver, Point, RunDoc
 from everystep.format.checks import check_manifest
 from everystep.format.document import pack_document, unpack_document
 from everystep.store import layout
-from everystep.store.commit import write_document
-from everystep.store.files import (
+from everystep.store.disk.commit import write_document
+from everystep.store.disk.files import (
     TEMPORARY_PREFIX,
     RunPath,
     claim_folder,
@@ -31,7 +31,7 @@ from everystep.store.files import (
     remove_folder,
     sync_folder,
 )
-from everystep.store.once import put_once
+from everystep.store.disk.once import put_once
 
 _DEFAULT_RULES = Rules()
 _CLAIMS_MAX = 1000  # each was lost to somebody who claimed at the same moment

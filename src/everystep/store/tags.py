@@ -14,8 +14,8 @@ from everystep.format.base import Point, Tag
 from everystep.format.document import pack_document, unpack_document
 from everystep.format.values import shown
 from everystep.store import layout
-from everystep.store.commit import write_document
-from everystep.store.files import (
+from everystep.store.disk.commit import write_document
+from everystep.store.disk.files import (
     RunPath,
     look_at,
     make_folder,

@@ -13,12 +13,12 @@ import msgspec
 from everystep.core.retention import Rules
 from everystep.core.sizes import size
 from everystep.errors import CorruptData, Fenced, NotEnoughDisk, StoreError
-from everystep.format.base import BaseEntry, BaseIndex, Manifest, Point
-from everystep.format.checks import check_index
-from everystep.store.bases import Snapshot, new_bytes, read_index, write_base
-from everystep.store.files import RunPath
+from everystep.format.base import Base, BaseEntry, Manifest, Point
+from everystep.format.checks import check_base
+from everystep.store.bases import read_base
+from everystep.store.disk.files import RunPath
+from everystep.store.disk.meter import Meter
 from everystep.store.log import old_segments
-from everystep.store.meter import Meter
 from everystep.store.retention import (
     Plan,
     older_unpinned,
@@ -38,6 +38,7 @@ from everystep.store.runs import (
     read_manifest,
     write_manifest,
 )
+from everystep.store.snapshot import Snapshot, new_bytes, write_base
 
 log = logging.getLogger("everystep")
 
@@ -63,7 +64,7 @@ class TermWriter:
         self._opened = time.monotonic()
         self.manifest: Manifest = claim_term(run, continues, rules, known=known)
         """What counts in our term; `previous` is the newest base of the run's lineage."""
-        self.previous = self._newest_index()
+        self.previous = self._newest_base()
         self._measure()
 
     def commit(self, snapshot: Snapshot) -> BaseEntry:
@@ -82,7 +83,7 @@ class TermWriter:
         if self._meter.limits.store_quota:
             self._make_room(snapshot)
         try:
-            entry, index = write_base(
+            entry, base = write_base(
                 self._run,
                 self.manifest.run_id,
                 self.manifest.term,
@@ -90,26 +91,26 @@ class TermWriter:
                 self.previous,
                 self._meter,
             )
-            self._check_readable(index)
+            self._check_readable(base)
             check_fence(self._run, self.manifest.term)
             try:
                 bases = (*self.manifest.bases, entry)
                 self._write(msgspec.structs.replace(self.manifest, bases=bases))
             finally:
                 if entry in self.manifest.bases:
-                    self.previous = index
+                    self.previous = base
         except OSError:
             if all(entry.step != snapshot.step for entry in self.manifest.bases):
                 remove_base(self._run, self.manifest.term, snapshot.step)
             raise
         return entry
 
-    def _check_readable(self, index: BaseIndex) -> None:
+    def _check_readable(self, base: Base) -> None:
         """A base that no reader would take is not durable."""
         try:
-            check_index(index, f"the base of step {index.step}")
+            check_base(base, f"the base of step {base.step}")
         except CorruptData as error:
-            remove_base(self._run, index.term, index.step)
+            remove_base(self._run, base.point.term, base.step)
             raise StoreError(
                 f"commit to {self._run}: nobody could load what was written: {error}",
                 hint="training goes on, and older bases stay; this is a fault of everystep: please report it",
@@ -119,10 +120,10 @@ class TermWriter:
         """Nothing more is committed in this term, and nothing went wrong with it."""
         self._write(msgspec.structs.replace(self.manifest, closed=time.time()))
 
-    def _newest_index(self) -> BaseIndex | None:
+    def _newest_base(self) -> Base | None:
         for candidate in read_lineage(self._run).candidates:
             try:
-                return read_index(self._run, candidate)
+                return read_base(self._run, candidate)
             except StoreError:
                 continue
         return None

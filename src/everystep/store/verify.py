@@ -11,15 +11,15 @@ from typing import NamedTuple
 
 from everystep.core.census import Census
 from everystep.errors import NotARun, StoreError
-from everystep.format.base import BaseIndex, Point, StoredFile
+from everystep.format.base import Base, Point, StoredFile
 from everystep.store import layout
-from everystep.store.bases import check_file, check_small_files, read_index
-from everystep.store.bucket import Bucket
-from everystep.store.bucket_commits import read_newest
-from everystep.store.fetch import Fetcher, check_object, fetch_documents, read_object
+from everystep.store.bases import check_file, check_small_files, read_base
+from everystep.store.bucket.client import Bucket
+from everystep.store.bucket.commits import read_newest
+from everystep.store.bucket.fetch import Fetcher, check_object, fetch_documents, read_object
+from everystep.store.bucket.objects import Objects
+from everystep.store.disk.mapped import map_file
 from everystep.store.log_reader import read_log
-from everystep.store.mapped import map_file
-from everystep.store.objects import Objects
 from everystep.store.runs import Candidate, Lineage, read_lineage
 from everystep.store.tags import read_tags
 
@@ -72,7 +72,7 @@ def verify_run(
     check: Callable[[StoredFile], object] | None = None,
     read: Callable[[StoredFile], bytes | memoryview] | None = None,
 ) -> Report:
-    """Check documents, indexes, all chunks, and what loading would hold against itself. Beside a writer: what
+    """Check documents, all chunks, and what loading would hold against itself. Beside a writer: what
     it has dropped meanwhile is no damage."""
     checker = _Checker(
         run,
@@ -116,19 +116,18 @@ class _Checker:
     def look(self, lineage: Lineage) -> None:
         self._problems = [_Problem(text) for text in lineage.problems]
         self._elsewhere = _pinned_elsewhere(self._run, lineage, self._problems)
-        indexes: list[tuple[Candidate, BaseIndex]] = []
+        bases: list[tuple[Candidate, Base]] = []
         for candidate in (*lineage.candidates, *self._elsewhere):
             try:
-                indexes.append((candidate, read_index(self._run, candidate)))
+                bases.append((candidate, read_base(self._run, candidate)))
             except StoreError as error:
                 self._problems.append(_Problem(_first(error), frozenset([candidate.point])))
-        self._files = {layout.name_of(file): file for _, index in indexes for file in index.files}
-        bad = self._look_at_files(indexes)
+        self._files = {layout.name_of(file): file for _, base in bases for file in base.files}
+        bad = self._look_at_files(bases)
         self._valid = [
-            (candidate, index.census)
-            for candidate, index in indexes
-            if not bad & set(map(layout.name_of, index.files))
-            and self._says_right(candidate, index)
+            (candidate, base.census)
+            for candidate, base in bases
+            if not bad & set(map(layout.name_of, base.files)) and self._says_right(candidate, base)
         ]
 
     def report(self, lineage: Lineage, now: Lineage) -> Report:
@@ -151,7 +150,7 @@ class _Checker:
             notes,
         )
 
-    def _look_at_files(self, indexes: list[tuple[Candidate, BaseIndex]]) -> set[str]:
+    def _look_at_files(self, bases: list[tuple[Candidate, Base]]) -> set[str]:
         """Names of files that are not what they should be."""
         left = {name: file for name, file in self._files.items() if name not in self._good}
         total, done = sum(file.bytes for file in left.values()), 0
@@ -159,7 +158,7 @@ class _Checker:
         with ThreadPoolExecutor(_THREADS) as pool:
             for name, problem in pool.map(lambda n: (n, _problem(self._check, left[n])), left):
                 if problem:
-                    needed = (c.point for c, i in indexes if left[name] in i.files)
+                    needed = (c.point for c, base in bases if left[name] in base.files)
                     self._problems.append(_Problem(problem, frozenset(needed)))
                     bad.add(name)
                 else:
@@ -168,10 +167,10 @@ class _Checker:
                 self._progress(done, total)
         return bad
 
-    def _says_right(self, candidate: Candidate, index: BaseIndex) -> bool:
+    def _says_right(self, candidate: Candidate, base: Base) -> bool:
         """What its small files say, as who loads it would read them."""
         try:
-            check_small_files(index, self._read)
+            check_small_files(base, self._read)
         except StoreError as error:
             self._problems.append(_Problem(_first(error), frozenset([candidate.point])))
             return False

@@ -25,7 +25,7 @@ _U64 = (1 << 64) - 1
 _PLACES = (-1, 0, 1, 2, 600, 623, 624, 625, 1000, 10**6, 10**7, 2**31, 2**32 - 1, 2**40, 2**63 - 1)
 _HOLE_BYTES = 300 << 20
 _M61 = (1 << 61) - 1  # integers that differ by a multiple of it have one hash
-_VERSIONS = ("9" * 5000, "9" * 20, "2", "0", "-1", "1 ", "")
+_VERSIONS = ("9" * 5000, "9" * 20, "3", "1", "0", "-1", "1 ", "")
 
 
 def change_together(store: Store, chance: random.Random) -> str:
@@ -47,19 +47,21 @@ def _told(store: Store, document: Document | None) -> str:
 
 
 def _long_shape(store: Store, chance: random.Random) -> str:
-    index = _one_of(store, chance, "base")
-    census = index.tree.get("census") if index and isinstance(index.tree, dict) else None
+    base = _one_of(store, chance, "base")
+    census = base.tree.get("census") if base and isinstance(base.tree, dict) else None
     atoms = census.get("atoms") if isinstance(census, dict) else None
-    if index is None or not isinstance(atoms, list) or not atoms:
+    if base is None or not isinstance(atoms, list) or not atoms:
         return "no atoms"
     place = chance.randrange(len(atoms))
     more = [1] * chance.choice([30, 33, 64, 65, 100, 10_000])
-    for owner in (atoms[place], *index.tree["tensors"]):
+    parts = store.parts_of(base)
+    for owner in (atoms[place], *(tensor for part in parts for tensor in part.tree["tensors"])):
         ours = owner is atoms[place] or (owner.get("atom"), owner.get("slot")) == (place, "")
         if ours and isinstance(owner.get("shape"), list):
             owner["shape"] = more + owner["shape"]
-    store.seal(index)
-    return _told(store, index)
+    for document in (*parts, base):
+        store.seal(document)
+    return _told(store, base)
 
 
 def _group_count(store: Store, chance: random.Random) -> str:
@@ -131,7 +133,7 @@ def _holes(store: Store, chance: random.Random) -> str:
 
 
 def _another_version(store: Store, chance: random.Random) -> str:
-    document = _one_of(store, chance, "run", "manifest", "base", "tag", "commit")
+    document = _one_of(store, chance, "run", "manifest", "base", "part", "tag", "commit")
     if document is None:
         return "no document"
     document.version = chance.choice(_VERSIONS)

@@ -30,9 +30,15 @@ from everystep.format.log import (
 )
 
 _FRAME = struct.Struct("<QQQ")
-_KINDS = {"manifest.json": "manifest", "index.json": "base", "everystep.json": "run"}
+_KINDS = {
+    "manifest.json": "manifest",
+    "base.json": "base",
+    "index.json": "part",
+    "everystep.json": "run",
+}
+_SEALED = ("run", "manifest", "base", "part", "tag", "commit")
 _PARTS = {"weights": "safetensors", "slots": "safetensors", "session": "bin", "tail": "bin"}
-_U64 = (1 << 64) - 1
+_U32, _U64 = (1 << 32) - 1, (1 << 64) - 1
 NO_TEXT = "\ue000"  # stands for bytes that are no UTF-8, in any string
 _BYTES_OF_NO_TEXT = b"\xff\xfe\xfd"  # as many, so that lengths stay right
 
@@ -42,6 +48,9 @@ class Inner:
 
     def __init__(self, tree: Any) -> None:
         self.tree = tree
+
+    def __repr__(self) -> str:
+        return "a document"  # as deep as it may be, and the same wherever it lies in memory
 
 
 def opened(value: Any) -> Any:
@@ -99,7 +108,7 @@ class Document:
         return self.written and self.path.is_file() and not self.path.is_symlink()
 
     def bytes(self) -> bytes:
-        if self.kind in ("run", "manifest", "base", "tag", "commit"):
+        if self.kind in _SEALED:
             return _sealed(self.kind, self.version, pack_document(self.kind, closed(self.tree)))
         return bytes(_WRITE[self.kind](self.tree))
 
@@ -140,8 +149,9 @@ def _read_log(data: bytes) -> dict[str, Any]:
 def _write_log(tree: dict[str, Any]) -> bytes:
     told = tree["header"]
     run_id = str(told.get("run_id")).encode(errors="replace")[:32].decode(errors="replace")
-    numbers = (_number(told.get(name)) for name in ("term", "after", "census"))
-    header = SegmentHeader(run_id, *numbers)
+    term, rank = (_number(told.get(name), _U32) for name in ("term", "rank"))
+    after, census = (_number(told.get(name)) for name in ("after", "census"))
+    header = SegmentHeader(run_id, term, rank, after, census)
     chain, pieces = Chain(header), [_segment_header(header)]
     for record in tree["records"]:
         step, after, entries = (
@@ -162,8 +172,8 @@ def _segment_header(header: SegmentHeader) -> bytes:
     return log._SEGMENT.pack(*fields).ljust(BLOCK_BYTES, b"\0")
 
 
-def _number(value: Any) -> int:
-    return value & _U64 if isinstance(value, int) else 0
+def _number(value: Any, most: int = _U64) -> int:
+    return value & most if isinstance(value, int) else 0
 
 
 def _read_safetensors(data: bytes) -> list[Any]:
@@ -179,7 +189,7 @@ def _write_safetensors(tree: Any) -> bytes:
 
 
 _READ: dict[str, Any] = {
-    **dict.fromkeys(("run", "manifest", "base", "tag", "commit"), _read_json),
+    **dict.fromkeys(_SEALED, _read_json),
     "session": lambda data: opened(msgspec.msgpack.decode(data)),
     "tail": _read_frames,
     "log": _read_log,
@@ -218,8 +228,8 @@ class Store:
                 for at in range(0, len(data), CHUNK_BYTES)
             ]
             self.point_out(document, len(data), chunks)
-        elif document.kind == "base":
-            for other in self._point_out_index(document, data):
+        elif document.kind in ("part", "base"):
+            for other in list(self._point_out_document(document, data)):
                 self.seal(other)
 
     def point_out(self, document: Document, size: int, chunks: list[str]) -> None:
@@ -228,32 +238,44 @@ class Store:
             self.seal(index)
 
     def _that_say(self, document: Document, size: int, chunks: list[str]) -> Iterator[Document]:
-        folder = document.path.parent
-        term, step = int(folder.parent.parent.name.partition("-")[0]), int(folder.name)
-        for index in self.of("base"):
-            for file in _dicts(index.tree, "part"):
-                if (file.get("term"), file.get("step"), file["part"]) == (
-                    term,
-                    step,
-                    document.kind,
-                ):
+        for index in self.of("part"):
+            for file in _dicts(index.tree, "kind"):
+                place = tuple(file.get(name) for name in ("term", "step", "rank"))
+                if (place, file["kind"]) == (_place_of_part(document.path), document.kind):
                     file["bytes"], file["chunks"] = size, chunks
                     yield index
 
-    def _point_out_index(self, index: Document, data: bytes) -> Iterator[Document]:
-        folder = index.path.parent
-        term, step = int(folder.parent.parent.name.partition("-")[0]), int(folder.name)
+    def _point_out_document(self, document: Document, data: bytes) -> Iterator[Document]:
+        """What names this one, once it names these bytes."""
         digest = xxhash.xxh3_128_hexdigest(data)
-        for document in self.of("manifest", "commit", "tag"):
-            stale = [
-                entry
-                for entry in _entries(document.tree, term)
-                if entry.get("step") == step and entry.get("digest") != digest
-            ]
-            for entry in stale:
+        for owner, entry in list(self._that_name(document)):
+            if entry.get("digest") != digest:
                 entry["digest"] = digest
-            if stale:
-                yield document
+                yield owner
+
+    def _that_name(self, document: Document) -> Iterator[tuple[Document, dict[str, Any]]]:
+        if document.kind == "part":
+            rank = _place_of_part(document.path)[2]
+            for base in self.of("base"):
+                if base.path.parent == document.path.parents[2]:
+                    yield from ((base, e) for e in _dicts(base.tree, "rank") if e["rank"] == rank)
+            return
+        term, step = _place_of_base(document.path.parent)
+        for owner in self.of("manifest", "commit", "tag"):
+            entries = _entries(owner.tree, term)
+            yield from ((owner, entry) for entry in entries if entry.get("step") == step)
+
+    def parts_of(self, base: Document) -> list[Document]:
+        return [part for part in self.of("part") if part.path.parents[2] == base.path.parent]
+
+
+def _place_of_base(folder: Path) -> tuple[int, int]:
+    return int(folder.parents[1].name.partition("-")[0]), int(folder.name)
+
+
+def _place_of_part(path: Path) -> tuple[int, int, int]:
+    """Of a file in it."""
+    return (*_place_of_base(path.parents[2]), int(path.parent.name))
 
 
 def _entries(tree: Any, term: int) -> Iterator[dict[str, Any]]:

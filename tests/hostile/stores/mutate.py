@@ -18,7 +18,8 @@ from hostile.stores.documents import NO_TEXT, Document, Inner, Store
 _KINDS_WEIGHTS = {
     "run": 1,
     "manifest": 6,
-    "base": 8,
+    "base": 6,
+    "part": 6,
     "tag": 3,
     "commit": 6,
     "session": 6,

@@ -27,11 +27,12 @@ from everystep.errors import CorruptData, StoreError
 from everystep.format import log
 from everystep.format.base import CHUNK_BYTES, Point
 from everystep.format.checks import check_entry
+from everystep.format.document import VERSION
 from everystep.format.values import decode, encode
 from everystep.recover.find import find_newest
 from everystep.store import layout, runs
-from everystep.store.bases import read_index
-from everystep.store.files import RunPath
+from everystep.store.bases import read_base
+from everystep.store.disk.files import RunPath
 from everystep.store.runs import claim_term, read_lineage, read_manifest
 from everystep.store.term import TermWriter
 
@@ -70,7 +71,7 @@ def manifest_of(run: Path, term: int) -> Path:
     return ondisk.term_dir(run, term) / ondisk.MANIFEST
 
 
-def sealed(kind: str, body: bytes, version: str = "1") -> bytes:
+def sealed(kind: str, body: bytes, version: str = str(VERSION)) -> bytes:
     head = f"{kind} {version} {len(body)}"
     digest = xxhash.xxh3_128_hexdigest(head.encode() + b"\n" + body)
     return f"everystep {head} {digest}\n".encode() + body
@@ -119,7 +120,7 @@ def test_what_nobody_could_find_again_is_not_written(run: Path) -> None:
         with pytest.raises(StoreError):
             name()
     segments = Path(layout.log_dir(run, 2))
-    segments.mkdir()
+    segments.mkdir(parents=True)
     for number in (10**6, 10**18 - 1):
         (segments / f"{number}-{0:012d}.log").write_bytes(b"")
     assert layout.segments(run, 2) == [], "their names would not be in the order of their numbers"
@@ -163,10 +164,10 @@ def test_a_session_that_is_no_utf_8_is_damaged(run: Path) -> None:
     for name in ("state", "step"):
         size = bytes([0xA0 + len(name)])
         data = session.bytes().replace(size + name.encode(), size + b"\xff" * len(name))
-        index = next(d for d in store.of("base") if d.tree["step"] == NEWEST)
+        index = next(d for d in store.of("part") if d.tree["step"] == NEWEST)
         session.path.write_bytes(data)
         for file in index.tree["files"]:
-            if (file["step"], file["part"]) == (NEWEST, "session"):
+            if (file["step"], file["kind"]) == (NEWEST, "session"):
                 file.update(bytes=len(data), chunks=[xxhash.xxh3_64_hexdigest(data)])
         store.seal(index)
         code, told = says("verify", run, "--json")
@@ -197,8 +198,8 @@ def test_a_version_is_a_small_number(version: str, right: bool, run: Path) -> No
 
 def test_a_segment_of_no_run(run: Path) -> None:
     folder = Path(layout.log_dir(run, 2))
-    folder.mkdir()
-    fields = (log._MAGIC, log._VERSION, b"\xff" * 32, 2, NEWEST, 0)
+    folder.mkdir(parents=True)
+    fields = (log._MAGIC, log._VERSION, b"\xff" * 32, 2, 0, NEWEST, 0)
     checksum = xxhash.xxh3_64_intdigest(log._SEGMENT.pack(*fields, 0))
     header = log._SEGMENT.pack(*fields, checksum).ljust(log.BLOCK_BYTES, b"\0")
     (folder / layout.segment_name(1, NEWEST)).write_bytes(header)
@@ -211,12 +212,15 @@ def test_a_segment_of_no_run(run: Path) -> None:
 
 def test_a_tensor_has_at_most_64_dimensions(run: Path) -> None:
     store = Store(run)
-    index = next(d for d in store.of("base") if d.tree["step"] == NEWEST)
+    base, index = (
+        next(d for d in store.of(kind) if d.tree["step"] == NEWEST) for kind in ("base", "part")
+    )
     shape = [1] * 100 + [200]
-    index.tree["census"]["atoms"][0]["shape"] = shape
+    base.tree["census"]["atoms"][0]["shape"] = shape
     for tensor in index.tree["tensors"]:
         if (tensor["atom"], tensor["slot"]) == (0, ""):
             tensor["shape"] = shape
+    store.seal(base)
     store.seal(index)
     all_speak(run)
     code, told = says("verify", run, "--json")
@@ -321,7 +325,7 @@ def test_bases_reached_through_a_link_are_refused_though_they_are_valid(
     assert any(str(bases) in problem and "link" in problem for problem in found["problems"])
     assert newest_found(run) == 1
     with pytest.raises(CorruptData, match="link"):
-        read_index(run, read_lineage(run).candidates[0])
+        read_base(run, read_lineage(run).candidates[0])
 
 
 # ---------------------------------------------------------------------- time
@@ -330,9 +334,9 @@ def test_bases_reached_through_a_link_are_refused_though_they_are_valid(
 def test_a_segment_of_holes_is_read_at_once(run: Path) -> None:
     """Padding is shorter than a block: a whole block of zeros is the end."""
     lineage = read_lineage(run)
-    header = log.SegmentHeader(lineage.run_id, 2, NEWEST, log.census_digest(census(200)))
+    header = log.SegmentHeader(lineage.run_id, 2, 0, NEWEST, log.census_digest(census(200)))
     folder = Path(layout.log_dir(run, 2))
-    folder.mkdir()
+    folder.mkdir(parents=True)
     path = folder / layout.segment_name(1, NEWEST)
     path.write_bytes(log.pack_segment_header(header))
     os.truncate(path, 64 << 30)
@@ -404,15 +408,15 @@ def grown_by_verify(valid: Path, run: Path) -> tuple[int, int]:
     return int(code), int(grown) << 10
 
 
-@pytest.mark.parametrize("part", ["session", "tail"])
+@pytest.mark.parametrize("kind", ["session", "tail"])
 @pytest.mark.parametrize("size", [600 << 20, 3 << 30])
-def test_verify_of_holes_takes_no_memory(part: str, size: int, run: Path, tmp_path: Path) -> None:
+def test_verify_of_holes_takes_no_memory(kind: str, size: int, run: Path, tmp_path: Path) -> None:
     """They were read whole, twice."""
     build(tmp_path / "valid", 200)
     store = Store(run)
-    index = next(d for d in store.of("base") if d.tree["step"] == NEWEST)
-    file = next(f for f in index.tree["files"] if (f["step"], f["part"]) == (NEWEST, part))
-    path = next(p for p in run.rglob(f"{part}.bin") if p.parent.name.endswith(str(NEWEST)))
+    index = next(d for d in store.of("part") if d.tree["step"] == NEWEST)
+    file = next(f for f in index.tree["files"] if (f["step"], f["kind"]) == (NEWEST, kind))
+    path = next(p for p in run.rglob(f"{kind}.bin") if p.parents[2].name.endswith(str(NEWEST)))
     data = path.read_bytes()
     os.truncate(path, size)
     empty = xxhash.xxh3_64_hexdigest(bytes(CHUNK_BYTES))
@@ -431,9 +435,9 @@ def test_a_file_of_another_size_is_refused_before_it_is_brought_in(
 
     brought: list[int] = []
     monkeypatch.setattr(bases, "read_ahead", lambda view, begin, end: brought.append(end))
-    index = read_index(run, read_lineage(run).candidates[0])
-    path = layout.file_path(run, index.files[0])
+    (file, *_) = read_base(run, read_lineage(run).candidates[0]).files
+    path = layout.file_path(run, file)
     os.truncate(path, 1 << 33)
     with pytest.raises(CorruptData, match="the index says"):
-        bases.open_checked(run, index.files[0])
+        bases.open_checked(run, file)
     assert brought == []

@@ -26,11 +26,11 @@ from everystep.format.log import LoggedRecord, census_digest
 from everystep.format.slot import pack_events
 from everystep.format.values import encode
 from everystep.recover.find import find_newest
-from everystep.store.bucket import Bucket
+from everystep.store.bucket.client import Bucket
+from everystep.store.bucket.ship import BaseShipper
+from everystep.store.bucket.tiers import sync_from_bucket
+from everystep.store.disk.meter import Throttle
 from everystep.store.log import LogWriter
-from everystep.store.meter import Throttle
-from everystep.store.ship import BaseShipper
-from everystep.store.tiers import sync_from_bucket
 
 from .documents import Document, Inner, Store
 from .jobs import JOBS, train

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from everystep.cli.app import app
 from everystep.core.events import Planes, Seal
 from everystep.core.retention import Rules
-from everystep.errors import CorruptData, EverystepError
+from everystep.errors import CorruptData, EverystepError, UnknownVersion
 from everystep.format.base import Point
 from everystep.format.checks import check_entry
 from everystep.format.entry import frame_entry
@@ -31,18 +31,20 @@ from everystep.format.planes import check_planes, unpack_planes
 from everystep.format.slot import pack_events
 from everystep.format.values import decode
 from everystep.recover.find import find_newest
-from everystep.store import fetch, files, layout
-from everystep.store.bucket import Bucket
-from everystep.store.commit import write_document
-from everystep.store.files import TEMPORARY_PREFIX, create_file, temporary_for
+from everystep.store import layout
+from everystep.store.bucket import fetch
+from everystep.store.bucket.client import Bucket
+from everystep.store.bucket.ship import BaseShipper
+from everystep.store.bucket.tiers import sync_from_bucket
+from everystep.store.disk import files
+from everystep.store.disk.commit import write_document
+from everystep.store.disk.files import TEMPORARY_PREFIX, create_file, temporary_for
+from everystep.store.disk.meter import Throttle
+from everystep.store.disk.stream import StreamWriter
 from everystep.store.log import LogWriter
-from everystep.store.meter import Throttle
 from everystep.store.reader import StoredRun
-from everystep.store.ship import BaseShipper
-from everystep.store.stream import StreamWriter
 from everystep.store.tags import set_tag
 from everystep.store.term import TermWriter
-from everystep.store.tiers import sync_from_bucket
 from everystep.text import printable, redacted
 
 from .documents import Document, Store, closed
@@ -74,15 +76,15 @@ def says(*words: object) -> tuple[int, str]:
     return done.exit_code, done.output
 
 
-def base_of(store: Store, step: int = NEWEST) -> Document:
-    return next(d for d in store.of("base") if d.tree["step"] == step)
+def newest_of(store: Store, kind: str) -> Document:
+    return next(d for d in store.of(kind) if d.tree["step"] == NEWEST)
 
 
-def change_index(run: Path, change: Callable[[dict[str, Any]], object]) -> None:
+def change_newest(run: Path, kind: str, change: Callable[[dict[str, Any]], object]) -> None:
     store = Store(run)
-    index = base_of(store)
-    change(index.tree)
-    store.seal(index)
+    document = newest_of(store, kind)
+    change(document.tree)
+    store.seal(document)
 
 
 def falls_back(run: Path) -> None:
@@ -107,13 +109,13 @@ def as_bucket(run: Path, tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize("way", WAYS_OUT)
-@pytest.mark.parametrize("key", ["path", "part"])
+@pytest.mark.parametrize("key", ["path", "kind", "rank", "root"])
 def test_an_index_cannot_name_a_place_outside(
     key: str, way: str, run: Path, tmp_path: Path
 ) -> None:
     url = as_bucket(run, tmp_path)
     store = Store(tmp_path / "bucket")
-    index = base_of(store)
+    index = newest_of(store, "part")
     index.tree["files"][0][key] = way.format(outside=tmp_path / "outside")
     store.seal(index)
     for words in (("ls",), ("verify",), ("inspect",)):
@@ -121,7 +123,7 @@ def test_an_index_cannot_name_a_place_outside(
     try:
         sync_from_bucket(tmp_path / "fetched", url)
     except CorruptData:
-        assert key == "part"
+        assert key != "path"
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted(
         {p.name for p in tmp_path.iterdir()} & {"run", "outside", "bucket", "fetched"}
     )
@@ -175,7 +177,7 @@ def test_links_under_the_names_of_temporary_files_are_passed_over(
     writer = TermWriter(run, Point(2, NEWEST), Rules(3))
     plant_at_guessable_names(run, tmp_path / "outside" / "bait")
     set_tag(run, "mine", NEWEST)
-    newest = ondisk.base_dir(run, 2, NEWEST)
+    newest = ondisk.part_dir(run, 2, NEWEST)
     (newest / "weights.safetensors").unlink()
     sync_from_bucket(run, url)
     assert (newest / "weights.safetensors").is_file()
@@ -191,7 +193,7 @@ def plant_at_guessable_names(top: Path, bait: Path) -> None:
     """In every folder, for every name that we write."""
     pid, host = os.getpid(), fetch._host()
     names = ("manifest.json", "index.json", "mine.json", "everystep.json", "session.bin", "probe")
-    names += ("weights.safetensors", "slots.safetensors", "tail.bin")
+    names += ("base.json", "weights.safetensors", "slots.safetensors", "tail.bin")
     for folder in [top, *(p for p in top.rglob("*") if p.is_dir())]:
         there = {path.name for path in folder.iterdir()}
         for name in {*names, *there}:
@@ -251,25 +253,61 @@ def test_a_type_is_one_of_a_table(name: str, run: Path) -> None:
     assert refused_by_verify(run)
 
 
+def place_in(tree: dict[str, Any], number: int) -> dict[str, Any]:
+    found: dict[str, Any] = tree["tensors"][number]["place"]
+    return found
+
+
 SIZES_THAT_LIE: dict[str, Callable[[dict[str, Any]], object]] = {
-    "no bytes for a shape": lambda tree: tree["tensors"][0].update(bytes=0),
-    "fewer bytes than the shape": lambda tree: tree["tensors"][0].update(bytes=100),
+    "no bytes for a shape": lambda tree: place_in(tree, 0).update(bytes=0),
+    "fewer bytes than the shape": lambda tree: place_in(tree, 0).update(bytes=100),
     "a shape that is larger": lambda tree: tree["tensors"][0].update(shape=[10**9]),
-    "a negative place": lambda tree: tree["tensors"][0].update(at=-200),
-    "a place behind the file's end": lambda tree: tree["tensors"][0].update(at=10**6),
-    "one over the other": lambda tree: tree["tensors"][-1].update(at=tree["tensors"][-2]["at"] + 1),
-    "a file there is none of": lambda tree: tree["tensors"][0].update(file=9),
+    "a negative place": lambda tree: place_in(tree, 0).update(at=-200),
+    "a place behind the file's end": lambda tree: place_in(tree, 0).update(at=10**6),
+    "one over the other": lambda tree: place_in(tree, -1).update(at=place_in(tree, -2)["at"] + 1),
+    "a file there is none of": lambda tree: place_in(tree, 0).update(holder=9),
     "an atom there is none of": lambda tree: tree["tensors"][0].update(atom=9),
     "a negative shape": lambda tree: tree["tensors"][0].update(shape=[-200]),
+    "half of an atom": lambda tree: tree["tensors"][0].update(regions=[[[0], [100]]]),
+    "regions that lie": lambda tree: tree["tensors"][0].update(regions=[[[1], [200]]]),
     "a step of its own": lambda tree: tree.update(step=7),
+    "a rank of its own": lambda tree: tree.update(rank=1),
+    "a file of another rank": lambda tree: tree["files"][-1].update(rank=1),
+    "a disk that nobody gave": lambda tree: tree["files"][0].update(root=1),
+}
+
+BASES_THAT_LIE: dict[str, Callable[[dict[str, Any]], object]] = {
+    "no parts": lambda tree: tree.update(parts=[]),
+    "a part of another rank": lambda tree: tree["parts"][0].update(rank=1),
+    "a rank that no job has": lambda tree: tree["parts"][0].update(rank=10**6),
+    "another part": lambda tree: tree["parts"][0].update(digest="0" * 32),
+    "a step of its own": lambda tree: tree.update(step=7),
+    "an atom more": lambda tree: tree["census"]["atoms"].append(
+        {"name": "more", "dtype": "uint8", "shape": [1]}
+    ),
+    "an atom less": lambda tree: tree["census"]["atoms"].pop(),
 }
 
 
 @pytest.mark.parametrize("lie", SIZES_THAT_LIE)
 def test_sizes_are_held_against_each_other(lie: str, run: Path) -> None:
     """Bytes that nobody wrote became weights."""
-    change_index(run, SIZES_THAT_LIE[lie])
+    change_newest(run, "part", SIZES_THAT_LIE[lie])
     falls_back(run)
+
+
+@pytest.mark.parametrize("lie", BASES_THAT_LIE)
+def test_a_base_and_its_parts_are_held_against_each_other(lie: str, run: Path) -> None:
+    change_newest(run, "base", BASES_THAT_LIE[lie])
+    falls_back(run)
+
+
+def test_a_base_of_many_ranks_is_not_passed_over(run: Path) -> None:
+    """What lies behind it was trained by a job that this everystep does not know."""
+    change_newest(run, "base", lambda tree: tree["parts"].append({"rank": 1, "digest": "0" * 32}))
+    with pytest.raises(UnknownVersion, match="2 ranks"):
+        find_newest(run, None)
+    assert refused_by_verify(run)
 
 
 def test_what_unpacks_to_more_than_is_said_is_refused_unread() -> None:
@@ -347,7 +385,11 @@ def _device(path: Path) -> None:
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("make", [_pipe, _socket, _device, Path.mkdir], ids=lambda m: m.__name__)
 @pytest.mark.parametrize(
-    "name", ["everystep.json", "manifest.json", "index.json", "weights.safetensors", "session.bin"]
+    "name",
+    [
+        *("everystep.json", "manifest.json", "base.json", "index.json"),
+        *("weights.safetensors", "session.bin"),
+    ],
 )
 def test_nobody_waits_for_a_file_that_is_none(
     name: str, make: Callable[[Path], None], run: Path
@@ -390,7 +432,7 @@ def test_names_do_nothing_to_a_terminal(name: str, run: Path) -> None:
     def rename(tree: dict[str, Any]) -> None:
         tree["census"]["atoms"][0]["name"] = name
 
-    change_index(run, rename)
+    change_newest(run, "base", rename)
     for words in (["inspect", NEWEST], ["ls"], ["verify"], ["diff", NEWEST - 1, NEWEST]):
         _, told = says(words[0], run, *words[1:])
         assert not set(told) & set("\x1b\x07\u202e"), told

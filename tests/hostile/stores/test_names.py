@@ -47,12 +47,12 @@ def run(valid: Path, tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def seal_newest(run: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    """Into every index: an older base must not serve instead."""
+def seal_all(run: Path, kind: str, change: Callable[[dict[str, Any]], object]) -> None:
+    """Into every document of a kind: an older base must not serve instead."""
     store = Store(run)
-    for index in store.of("base"):
-        change(index.tree)
-        store.seal(index)
+    for document in store.of(kind):
+        change(document.tree)
+        store.seal(document)
 
 
 def comes_back(run: Path, imports: Imports, *, attach: bool) -> EverystepError | None:
@@ -81,7 +81,7 @@ def comes_back(run: Path, imports: Imports, *, attach: bool) -> EverystepError |
 def test_the_class_of_an_optimizer_is_compared_and_never_looked_up(
     name: str, attach: bool, run: Path, imports: Imports
 ) -> None:
-    seal_newest(run, lambda tree: tree["census"]["optimizers"][0].update(path=name))
+    seal_all(run, "base", lambda tree: tree["census"]["optimizers"][0].update(path=name))
     error = comes_back(run, imports, attach=attach)
     assert isinstance(error, ModelMismatch) and "AdamW" in str(error)
 
@@ -91,7 +91,7 @@ SPEC_NAMES: dict[str, Callable[[dict[str, Any], str], object]] = {
     "mode": lambda tree, name: tree["census"]["optimizers"][0].update(mode=name),
     "twins": lambda tree, name: tree["census"]["optimizers"][0].update(twins={"float32": name}),
     "exactness": lambda tree, name: tree["census"].update(exactness=name),
-    "part": lambda tree, name: tree["files"][0].update(part=name),
+    "kind": lambda tree, name: tree["files"][0].update(kind=name),
     "dtype": lambda tree, name: tree["tensors"][0].update(dtype=name),
     "slot": lambda tree, name: tree["tensors"][-1].update(slot=f"{name}/x"),
 }
@@ -101,7 +101,8 @@ SPEC_NAMES: dict[str, Callable[[dict[str, Any], str], object]] = {
 def test_other_names_of_an_index_are_compared_and_never_looked_up(
     what: str, run: Path, imports: Imports
 ) -> None:
-    seal_newest(run, lambda tree: SPEC_NAMES[what](tree, "hostile_bait:run"))
+    kind = "part" if what in ("kind", "dtype", "slot") else "base"
+    seal_all(run, kind, lambda tree: SPEC_NAMES[what](tree, "hostile_bait:run"))
     error = comes_back(run, imports, attach=False)
     assert error is not None or what == "twins", "what the script's own optimizer has counts"
 

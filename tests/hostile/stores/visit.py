@@ -278,13 +278,13 @@ def _ship(run: Path, url: str) -> str:
     """As the threads of a shadow do it, behind an attach."""
     from everystep.core.retention import Rules
     from everystep.errors import EverystepError
-    from everystep.store.bucket import Bucket
-    from everystep.store.meter import Throttle
+    from everystep.store.bucket.client import Bucket
+    from everystep.store.bucket.ship import BaseShipper
+    from everystep.store.bucket.ship_log import LogShipper
+    from everystep.store.bucket.tiers import sync_from_bucket
+    from everystep.store.disk.meter import Throttle
     from everystep.store.runs import read_lineage
-    from everystep.store.ship import BaseShipper
-    from everystep.store.ship_log import LogShipper
     from everystep.store.term import TermWriter
-    from everystep.store.tiers import sync_from_bucket
 
     with contextlib.suppress(EverystepError):
         sync_from_bucket(run, url)

@@ -1,0 +1,1 @@
+"""A bucket behind a run's directory: what is sent there, and what is fetched."""

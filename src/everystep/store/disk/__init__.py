@@ -1,0 +1,1 @@
+"""Bytes of a run on a disk: how they are read, written and made durable."""

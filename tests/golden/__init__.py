@@ -1,0 +1,1 @@
+"""Small stores of this format, written once and read by every later version."""

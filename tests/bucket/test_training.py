@@ -54,7 +54,7 @@ def host(url: str, home: str, die_at: int, batch: int, failed: str) -> None:
     try:
         seed_all(SEED)
         job = build()
-        options = {"durable_log": batch, "durable_every": "1h" if batch else 1}
+        options = {"every": 1, "durable_log": batch, "durable_every": "1h" if batch else 1}
         with everystep.attach(
             job.model, job.optimizer, run=url, on_lag="wait", on_failure="raise", **options
         ) as training:

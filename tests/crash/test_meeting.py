@@ -276,7 +276,7 @@ def test_a_fenced_shadow_goes_with_its_trainer(
 ) -> None:
     """What it holds may not be written any more: nothing keeps it for ten idle times."""
     run, journal = tmp_path / "run", tmp_path / "journal"
-    trainer = begin(nursery, journal, run, idle_exit="1h")
+    trainer = begin(nursery, journal, run, tuning=everystep.Tuning(idle_exit="1h"))
     wait_until(lambda: status(run)["durable_step"] is not None, "a base")
     claim_term(run, None)
     kill(nursery, trainer)

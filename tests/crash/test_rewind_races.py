@@ -34,7 +34,7 @@ def _kill_shadow(run: everystep.Run) -> None:
 
 def test_rewind_while_a_new_shadow_is_starting(tmp_path: Path) -> None:
     job, path = Job("everything"), tmp_path / "run"
-    options = {"run": path, "on_lag": "wait", "idle_exit": "20s"}
+    options = {"run": path, "on_lag": "wait", "tuning": everystep.Tuning(idle_exit="20s")}
     run = everystep.attach(job.model, job.optimizer, state=job.state, **options)
     run.resume()
     _turns(job, run, 3)

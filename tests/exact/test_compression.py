@@ -127,7 +127,14 @@ def test_or_resume_goes_back_to_the_base(tmp_path: Path) -> None:
     run = tmp_path / "run"
     lose_host(with_feedback, run, 12, 1)
     base = everystep.open_run(run).steps[-1]
-    outcome = resume(with_feedback, run, TOTAL, seed=SEED + 1, residuals="exact", durable_log=1)
+    outcome = resume(
+        with_feedback,
+        run,
+        TOTAL,
+        seed=SEED + 1,
+        tuning=everystep.Tuning(residuals="exact"),
+        durable_log=1,
+    )
     assert outcome.start == base < 12
     same(losses, {**losses, **outcome.losses}, "losses")
     same(end, outcome.end, "end")
@@ -210,10 +217,10 @@ def test_state_without_a_log_of_gradients_can_be_logged(tmp_path: Path) -> None:
         job.model,
         job.optimizer,
         run=tmp_path / "run",
-        log=False,
+        tuning=everystep.Tuning(log=False),
         durable_log=1,
         durable_every="1h",
-        keep_last=1000,
+        keep=everystep.Keep(last=1000),
         on_lag="wait",
     ) as run:
         for step in run.steps(40):
@@ -296,7 +303,7 @@ def grows() -> Job:
 @pytest.mark.parametrize("source", ["shadow", "store"])
 def test_residuals_of_groups_that_came_later_come_back(source: str, tmp_path: Path) -> None:
     """A script builds the optimizer as it was at first: the groups come back before their residuals do."""
-    check(grows, tmp_path, source=source, residuals="exact")
+    check(grows, tmp_path, source=source, tuning=everystep.Tuning(residuals="exact"))
 
 
 def replaces() -> Job:
@@ -356,7 +363,11 @@ def test_what_a_broken_turn_held_back_of_a_later_group_goes_with_the_group(tmp_p
         optimizer = torch.optim.SGD([model.weight], lr=0.1)
         everystep.compress(optimizer, "topk", ratio=0.3, feedback=True)
         run = everystep.attach(
-            model, optimizer, run=tmp_path / "run", residuals="exact", enabled=attach
+            model,
+            optimizer,
+            run=tmp_path / "run",
+            tuning=everystep.Tuning(residuals="exact"),
+            enabled=attach,
         )
         for attempt in range(2):
             with contextlib.suppress(KeyboardInterrupt):

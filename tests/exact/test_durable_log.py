@@ -298,7 +298,8 @@ def test_every_step_of_the_log_can_be_restored(logged: Path) -> None:
     report = everystep.open_run(logged).verify()
     assert (report.problems, report.log_step) == ([], 12)
     with pytest.raises(
-        StepUnavailable, match=r"by the log every step from 0 to 12;.*durable_log=1.*keep_every"
+        StepUnavailable,
+        match=r"by the log every step from 0 to 12;.*durable_log=1.*Keep\(.*every=…",
     ):
         everystep.restore(logged, job.model, job.optimizer, step=13)
 
@@ -399,7 +400,12 @@ def test_live_training_is_not_touched_for_a_step_behind_damage(tmp_path: Path) -
 
 def test_old_segments_go_with_the_bases_that_needed_them(tmp_path: Path) -> None:
     job = sgd()
-    options = {"durable_log": 1, "durable_every": 10, "keep_last": 2, "on_lag": "wait"}
+    options = {
+        "durable_log": 1,
+        "durable_every": 10,
+        "keep": everystep.Keep(last=2),
+        "on_lag": "wait",
+    }
     with everystep.attach(job.model, job.optimizer, run=tmp_path / "run", **options) as run:
         for step in run.steps(80):
             job.turn(step)

@@ -282,7 +282,13 @@ def test_edits_of_large_states_at_every_step(tmp_path: Path, first: int, layers:
     """More than is looked at in one step, and without a trace. That is a habit of the program, so from the
     first such edit on nothing is left out. No fingerprint helps."""
     jobs = {"averaged": partial(averaged, first, layers), "damped": partial(damped, first, layers)}
-    check(partial(together, **jobs), tmp_path, total=11, die_at=(9,), fingerprint_every=1000)
+    check(
+        partial(together, **jobs),
+        tmp_path,
+        total=11,
+        die_at=(9,),
+        tuning=everystep.Tuning(fingerprint_every=1000),
+    )
 
 
 def test_one_late_edit_of_a_large_state_is_found_within_a_turn(
@@ -291,7 +297,11 @@ def test_one_late_edit_of_a_large_state_is_found_within_a_turn(
     torch.manual_seed(1)
     model, average = wide()
     optimizer = optim.SGD(model.parameters(), lr=0.5)
-    given = {"on_lag": "wait", "on_failure": "raise", "fingerprint_every": 1000}
+    given = {
+        "on_lag": "wait",
+        "on_failure": "raise",
+        "tuning": everystep.Tuning(fingerprint_every=1000),
+    }
     models = {"model": model, "average": average}
     with everystep.attach(models, optimizer, run=tmp_path / "run", **given) as run:
         for step in run.steps(10):

@@ -42,7 +42,7 @@ def simple(kind: Any = ADAMW) -> Job:
 def started(run: Path, build: Any = simple) -> tuple[Job, everystep.Run]:
     seed_all(SEED)
     job = build()
-    given = {"state": job.state, "on_lag": "wait", "on_failure": "raise"}
+    given = {"state": job.state, "every": 1, "on_lag": "wait", "on_failure": "raise"}
     return job, everystep.attach(job.model, job.optimizer, run=run, **given)
 
 

@@ -36,7 +36,7 @@ def test_every_stored_step_is_what_training_had(tmp_path: Path) -> None:
         optimizer,
         run=tmp_path / "run",
         durable_every=7,
-        keep_last=1000,
+        keep=everystep.Keep(last=1000),
         on_failure="raise",
         on_lag="wait",
     ) as run:

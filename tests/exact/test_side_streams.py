@@ -152,7 +152,7 @@ def train(
     """Train with everystep, then compare what the store holds with the live state."""
     seed_all(SEED)
     job = build()
-    given = {"on_lag": "wait", "on_failure": "raise", **options}
+    given = {"every": 1, "on_lag": "wait", "on_failure": "raise", **options}
     with everystep.attach(job.model, job.optimizer, run=run, state=job.state, **given) as training:
         for step in training.steps(steps):
             job.turn(step)
@@ -271,7 +271,7 @@ def test_state_that_does_not_fit_before_the_next_step(
     monkeypatch.setattr(LaggingSide, "peak_bytes", free_bytes)
     monkeypatch.setattr(state_copies, "_CUT_BYTES", 1 << 16)
     use_lagging_sides(monkeypatch, SEED, eagerness=0.1)
-    status = train(JOBS["none"], tmp_path / "run", log=False)
+    status = train(JOBS["none"], tmp_path / "run", tuning=everystep.Tuning(log=False))
     assert bool(status["snapshots"]) == bool(free_bytes)
     assert status["records_let_go"] == 0
 

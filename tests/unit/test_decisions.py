@@ -11,8 +11,9 @@ from everystep.core.geometry import ring_geometry
 from everystep.core.pace import early_pays, worth_a_hook
 from everystep.core.status import summary
 from everystep.core.survival import Facts, survival
+from everystep.environment import resolve
 from everystep.errors import NotEnoughMemory, OptionsError
-from everystep.options import Options, resolve
+from everystep.options import Options
 
 PLAIN = Facts(
     pid=100,
@@ -67,8 +68,7 @@ def test_explicit_options_beat_the_environment() -> None:
         {"durable_every": 0},
         {"on_lag": "panic"},
         {"on_failure": "ignore"},
-        {"keep_last": 0},
-        {"idle_exit": "0s"},
+        {"every": 0},
         {"durable": "10m"},
     ],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from everystep.core.cadence import base_is_due, retry_seconds
+from everystep.core.cadence import base_is_due, recorded_every, retry_seconds
 from everystep.core.census import Atom, Census, Mode, OptimizerSpec, gradient_layout, mismatches
 from everystep.core.events import pack_presence, unpack_presence
 from everystep.core.geometry import ring_geometry
@@ -94,6 +94,11 @@ def test_bases_come_due() -> None:
     assert base_is_due(steps, step=9, durable_step=5, seconds_since_base=0)
     assert not base_is_due(steps, step=8, durable_step=5, seconds_since_base=9999)
     assert [retry_seconds(n) for n in (0, 1, 30)] == [0.5, 1.0, 60.0]
+
+
+def test_auto_records_every_step() -> None:
+    assert recorded_every(Options().every) == 1
+    assert [recorded_every(every) for every in ("auto", 1, 7, "10m")] == [1, 1, 7, "10m"]
 
 
 def census(*shapes: tuple[int, ...]) -> Census:

@@ -199,25 +199,20 @@ def _members(kind: Any) -> set[Any]:
 )
 def test_help_tells_every_option_with_its_default(described: Any, kind: type[Checked]) -> None:
     """In the order of the keywords, and nothing else."""
-    told = dict(
-        re.findall(
-            r"^    (\w+)(?: {2,}|\n +)(?:[^\n]|\n {5,})*?Default:\s+([^\n]*)\.$",
-            inspect.cleandoc(described.__doc__ or "").replace("\n", "\n    "),
-            re.M,
-        )
-    )
-    defaults = Options() if kind is Options else getattr(Options(), kind.prefix.rstrip("."))
+    told = defaults_told(inspect.getdoc(described) or "")
     assert list(told) == list(kind.__struct_fields__)
     for name, words in told.items():
-        group = GROUPS.get(name)
-        default = msgspec.UNSET if group else getattr(defaults, name)
-        shown = re.match(r"Keep\(.*\)|Tuning\(\)|\"\w*\"|\(\)|[\w.]+", words)
-        assert shown, f"{name}: {words}"
-        if group:
-            told_group = eval(shown[0], {"Keep": Keep, "Tuning": Tuning})
-            assert Options(**{name: told_group}) == Options()
-        else:
-            assert ast.literal_eval(shown[0]) == default, name
+        default = eval(words, {"Keep": Keep, "Tuning": Tuning})
+        given = kind(**{name: default})
+        whole = given if kind is Options else Options(**{kind.prefix.rstrip("."): given})
+        assert whole == Options(), name
+
+
+def defaults_told(text: str) -> dict[str, str]:
+    """Of entries that begin at the margin and end with "Default: …", as Python writes it."""
+    entries = re.findall(r"^(\w+)\s+(.*?)(?=^\S|\Z)", text, re.M | re.S)
+    value = r'Default:\s+(".*?"|\(\)|\w+\(.*?\)|[\d.]+\d|\w+)'
+    return {name: found[1] for name, words in entries if (found := re.search(value, words))}
 
 
 def test_the_document_lists_every_option_with_its_default_and_variable() -> None:

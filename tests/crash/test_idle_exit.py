@@ -62,7 +62,7 @@ def test_killed_trainer_then_idle_exit(nursery: Nursery, runtime: Path, tmp_path
 def test_sigterm_writes_a_base(runtime: Path, tmp_path: Path) -> None:
     """Everything sealed before the signal is in that base, also what still waited in the ring."""
     job = Job("adamw")
-    options = {"run": tmp_path / "run", "state": job.state, "durable_every": "1h"}
+    options = {"run": tmp_path / "run", "state": job.state, "every": 1, "durable_every": "1h"}
     with everystep.attach(job.model, job.optimizer, **options, on_lag="wait") as run:
         for _ in run.steps(3):
             job.step()
@@ -82,7 +82,7 @@ def test_sigterm_writes_a_base(runtime: Path, tmp_path: Path) -> None:
 def test_sigterm_while_the_shadow_starts(runtime: Path, tmp_path: Path) -> None:
     """Torch is still being imported there, and the trainer is told to end as well: nothing is lost."""
     job = Job("adamw")
-    options = {"run": tmp_path / "run", "state": job.state, "durable_every": "1h"}
+    options = {"run": tmp_path / "run", "state": job.state, "every": 1, "durable_every": "1h"}
     with everystep.attach(job.model, job.optimizer, **options) as run:
         for _ in run.steps(5):
             job.step()
@@ -95,7 +95,9 @@ def test_sigterm_while_the_shadow_starts(runtime: Path, tmp_path: Path) -> None:
 def test_closed_run_leaves_nothing(runtime: Path, tmp_path: Path) -> None:
     job = Job("adamw")
     others = inodes_of(os.getpid())  # of tests before this one
-    with everystep.attach(job.model, job.optimizer, run=tmp_path / "run", state=job.state) as run:
+    with everystep.attach(
+        job.model, job.optimizer, run=tmp_path / "run", every=1, state=job.state
+    ) as run:
         for _ in run.steps(4):
             job.step()
         (pid,) = shadows(runtime)
@@ -111,6 +113,7 @@ def test_shadow_of_a_failed_loop_serves_until_idle(runtime: Path, tmp_path: Path
     options = {
         "run": tmp_path / "run",
         "state": job.state,
+        "every": 1,
         "tuning": everystep.Tuning(idle_exit="2s"),
     }
     with (

@@ -131,7 +131,7 @@ def test_flush_in_a_turn_writes_what_the_seal_saw(tmp_path: Path) -> None:
             job.turn(step)
     again, there = build(), {"batch": 0}
     with everystep.attach(
-        again.model, again.optimizer, run=tmp_path / "copy", state={"place": there}
+        again.model, again.optimizer, run=tmp_path / "copy", every=1, state={"place": there}
     ) as run:
         assert next(iter(run.steps(4))) == 3
         assert there == {"batch": 3}
@@ -232,13 +232,15 @@ def test_a_base_written_before_the_clock_was_set_back_does_not_stop_others(
     (tmp_path / "site" / "sitecustomize.py").write_text(TOMORROW)
     with monkeypatch.context() as patch:
         patch.setattr(sys, "path", [str(tmp_path / "site"), *sys.path])  # the shadow's
-        with everystep.attach(job.model, job.optimizer, run=run) as training:
+        with everystep.attach(job.model, job.optimizer, run=run, every=1) as training:
             for step in training.steps(3):
                 job.turn(step)
     (newest, *_) = read_lineage(run).candidates
     assert newest.entry.time > time.time() + 3600, "this test shows nothing"
     job, ages = build(), set()
-    with everystep.attach(job.model, job.optimizer, run=run, durable_every="1s") as training:
+    with everystep.attach(
+        job.model, job.optimizer, run=run, every=1, durable_every="1s"
+    ) as training:
         deadline = time.monotonic() + 30
         for step in training.steps(1_000_000):
             job.turn(step)

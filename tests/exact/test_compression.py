@@ -114,7 +114,7 @@ def test_past_a_base_residuals_are_declared_lossy(tmp_path: Path) -> None:
     job = with_feedback()
     with (
         pytest.warns(UserWarning, match=f"residuals of compression are those of step {base} "),
-        everystep.attach(job.model, job.optimizer, run=run) as training,
+        everystep.attach(job.model, job.optimizer, run=run, every=1) as training,
     ):
         assert training.step == 12
         now = freeze([job.model.state_dict(), job.optimizer.state_dict()["state"]])
@@ -217,6 +217,7 @@ def test_state_without_a_log_of_gradients_can_be_logged(tmp_path: Path) -> None:
         job.model,
         job.optimizer,
         run=tmp_path / "run",
+        every=1,
         tuning=everystep.Tuning(log=False),
         durable_log=1,
         durable_every="1h",
@@ -270,7 +271,9 @@ def test_parameters_that_come_later_are_fed_back_too(tmp_path: Path) -> None:
     model = nn.ModuleList([first, later])
     optimizer = torch.optim.SGD(first.parameters(), lr=0.1)
     everystep.compress(optimizer, "topk", ratio=0.1, feedback=True)
-    with everystep.attach(model, optimizer, run=tmp_path / "run", on_failure="raise") as run:
+    with everystep.attach(
+        model, optimizer, run=tmp_path / "run", every=1, on_failure="raise"
+    ) as run:
         for step in run.steps(6):
             if step == 3:
                 optimizer.add_param_group({"params": list(later.parameters())})
@@ -335,7 +338,7 @@ def test_parameters_that_are_replaced_are_fed_back_too(tmp_path: Path) -> None:
 def test_compression_may_end_or_begin(tmp_path: Path) -> None:
     """The model is the same with and without it."""
     job = with_feedback()
-    with everystep.attach(job.model, job.optimizer, run=tmp_path / "run") as run:
+    with everystep.attach(job.model, job.optimizer, run=tmp_path / "run", every=1) as run:
         for step in run.steps(5):
             job.turn(step)
     expected = freeze(job.model.state_dict())
@@ -343,13 +346,13 @@ def test_compression_may_end_or_begin(tmp_path: Path) -> None:
     assert everystep.restore(tmp_path / "run", plain) == 5
     same(expected, freeze(plain.state_dict()), "weights")
     optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-2)
-    with everystep.attach(plain, optimizer, run=tmp_path / "run") as run:
+    with everystep.attach(plain, optimizer, run=tmp_path / "run", every=1) as run:
         assert run.step == 5
         for _ in run.steps(6):
             plain(torch.randn(8, 64)).square().mean().backward()
             optimizer.step()
     job = with_feedback()
-    with everystep.attach(job.model, job.optimizer, run=tmp_path / "run") as run:
+    with everystep.attach(job.model, job.optimizer, run=tmp_path / "run", every=1) as run:
         assert run.step == 6
 
 

@@ -124,6 +124,7 @@ def test_a_replica_that_rots(what: str, rot: str, tmp_path: Path) -> None:
         model,
         optimizer,
         run=tmp_path / "run",
+        every=1,
         tuning=everystep.Tuning(fingerprint_every=EVERY),
         on_failure="raise",
         on_lag="wait",
@@ -160,6 +161,7 @@ def test_nothing_is_written_that_is_known_to_be_wrong(ending: str, tmp_path: Pat
         model,
         optimizer,
         run=tmp_path / "run",
+        every=1,
         tuning=everystep.Tuning(fingerprint_every=1),
         on_failure="raise",
     ) as run:
@@ -189,6 +191,7 @@ def test_an_edit_that_nobody_announced(
         model,
         optimizer,
         run=tmp_path / "run",
+        every=1,
         tuning=everystep.Tuning(fingerprint_every=EVERY),
         on_failure="raise",
         on_lag="wait",
@@ -215,6 +218,7 @@ def test_a_repair_does_not_take_in_half_of_the_next_step(tmp_path: Path) -> None
         model,
         optimizer,
         run=tmp_path / "run",
+        every=1,
         tuning=everystep.Tuning(fingerprint_every=1),
         on_failure="raise",
     ) as run:
@@ -239,6 +243,7 @@ def test_a_repair_after_the_model_has_grown(tmp_path: Path) -> None:
         model,
         optimizer,
         run=tmp_path / "run",
+        every=1,
         tuning=everystep.Tuning(fingerprint_every=1),
         on_failure="raise",
     ) as run:

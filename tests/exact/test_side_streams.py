@@ -198,7 +198,7 @@ def test_sealed_state_is_what_a_step_had(
         monkeypatch.setattr(LaggingSide, "hold_back", lambda self, mark: None)
     seed_all(SEED)
     job, seen = state_only(), {}
-    with everystep.attach(job.model, job.optimizer, run=tmp_path / "run") as training:
+    with everystep.attach(job.model, job.optimizer, run=tmp_path / "run", every=1) as training:
         for step in training.steps(STEPS):
             seen[step] = look(job, whole=False)
             job.turn(step)

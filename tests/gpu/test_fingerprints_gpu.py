@@ -173,6 +173,7 @@ def test_a_swap_that_nobody_announced(tmp_path: Path) -> None:
         model,
         optimizer,
         run=tmp_path / "run",
+        every=1,
         tuning=everystep.Tuning(fingerprint_every=2),
         on_failure="raise",
     ) as run:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from everystep.batches import data
     from everystep.compression.compressor import compress
     from everystep.errors import EverystepError
+    from everystep.options import Keep, Tuning
     from everystep.ranks import compare_ranks
     from everystep.session import Run
     from everystep.store.reader import StoredRun, open_run
@@ -19,8 +20,10 @@ __version__ = "0.1.0"
 # resolved on first use: the commands that only read a store must not import torch
 _HOMES = {
     "EverystepError": "everystep.errors",
+    "Keep": "everystep.options",
     "Run": "everystep.session",
     "StoredRun": "everystep.store.reader",
+    "Tuning": "everystep.options",
     "attach": "everystep.api",
     "compare_ranks": "everystep.ranks",
     "compress": "everystep.compression.compressor",
@@ -31,8 +34,10 @@ _HOMES = {
 
 __all__ = [
     "EverystepError",
+    "Keep",
     "Run",
     "StoredRun",
+    "Tuning",
     "attach",
     "compare_ranks",
     "compress",

@@ -1,23 +1,24 @@
-"""`attach` and `restore`. What an option means, and its default, stand in `options.py`."""
+"""`attach` and `restore`."""
 
 from __future__ import annotations
 
 import contextlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
+from msgspec.structs import replace
 
 from everystep.capture.census import LiveCensus, Models, Optimizers, take_census
 from everystep.capture.groups import encode_groups
 from everystep.core.census import Script
+from everystep.environment import resolve
 from everystep.errors import NothingToRecover, RunBusy, UsageError
 from everystep.loading import give_back_groups, load_point
-from everystep.options import resolve
+from everystep.options import NOT_GIVEN, Keep, Tuning
 from everystep.recover.find import RestorePoint, find_newest
 from everystep.recover.load import find_and_load
 from everystep.recover.meet import check_resume, hold_run, shadow_of, sync_newest
@@ -32,32 +33,18 @@ def attach(
     *,
     run: str | Path,
     state: Mapping[str, Any] | None = None,
-    every: str | int | UnsetType = UNSET,
-    log: bool | UnsetType = UNSET,
-    overhead_budget_percent: float | UnsetType = UNSET,
-    fingerprint_every: int | UnsetType = UNSET,
-    durable_every: str | int | UnsetType = UNSET,
-    durable_log: int | str | UnsetType = UNSET,
-    mtbf: str | UnsetType | None = UNSET,
-    residuals: Literal["lossy", "exact"] | UnsetType = UNSET,
-    resume: Literal["auto", "never", "must"] | UnsetType = UNSET,
-    on_lag: Literal["drop", "wait"] | UnsetType = UNSET,
-    on_failure: Literal["warn", "raise"] | UnsetType = UNSET,
-    keep_last: int | UnsetType = UNSET,
-    keep_every: int | UnsetType = UNSET,
-    keep_hourly: int | UnsetType = UNSET,
-    keep_daily: int | UnsetType = UNSET,
-    keep_best: str | UnsetType = UNSET,
-    keep_slots: int | UnsetType = UNSET,
-    idle_exit: str | UnsetType = UNSET,
-    store_quota: int | str | UnsetType = UNSET,
-    disk_bytes_per_second: int | str | UnsetType = UNSET,
-    disk_bytes_per_day: int | str | UnsetType = UNSET,
-    bucket: str | UnsetType | None = UNSET,
-    bucket_bytes_per_second: int | UnsetType = UNSET,
-    arena_dir: str | UnsetType | None = UNSET,
-    enabled: bool | UnsetType = UNSET,
-    override: tuple[str, ...] | UnsetType = UNSET,
+    resume: Literal["auto", "never", "must"] = NOT_GIVEN,
+    override: tuple[str, ...] = NOT_GIVEN,
+    every: str | int = NOT_GIVEN,
+    durable_every: str | int = NOT_GIVEN,
+    durable_log: int | str = NOT_GIVEN,
+    on_lag: Literal["drop", "wait"] = NOT_GIVEN,
+    on_failure: Literal["warn", "raise"] = NOT_GIVEN,
+    overhead_budget_percent: float = NOT_GIVEN,
+    keep: Keep = NOT_GIVEN,
+    bucket: str | None = NOT_GIVEN,
+    enabled: bool = NOT_GIVEN,
+    tuning: Tuning = NOT_GIVEN,
 ) -> Run:
     """Make every step of this training a checkpoint, and resume from the newest one there is.
 
@@ -65,22 +52,34 @@ def attach(
     first turn of `run.steps` (or in `run.resume`), because making an iterator draws from them. A batch that
     was fetched ahead is not fetched again unless whatever holds it is in `state`.
 
-    run         directory of the run, or the URL of a bucket
-    state       what else to restore, by name: objects with state_dict and load_state_dict, plain dicts
-    every       1: every step. A number of steps or a duration: a base that often, without a log
-    log, residuals, fingerprint_every    how steps are recorded and checked
-    durable_every, durable_log, mtbf     how often the shadow writes to the store
-    overhead_budget_percent, on_lag, on_failure    what recording may cost training
-    keep_last, keep_every, keep_hourly, keep_daily, keep_best, keep_slots    which bases stay in the store
-    store_quota, disk_bytes_per_second, disk_bytes_per_day    the most that is stored and written
-    bucket, bucket_bytes_per_second      a bucket behind the directory
-    idle_exit, arena_dir                 how long the shadow waits for a trainer, and where its memory lies
-    resume      "auto", "never" (refuse a run that has steps) or "must" (fail if there is nothing)
-    enabled     False: install nothing
-    override    values of the optimizer that a resume takes from the script: ("lr",)
+    run             Directory of the run, or the URL of a bucket.
+    state           What else to restore, by name: objects with state_dict and load_state_dict, plain dicts.
+    resume          "auto": resume from the newest step if there is one. "never": refuse a run that has
+                    steps. "must": refuse a run that has none; it also adopts what a living shadow holds
+                    whose run directory is gone. Default: "auto".
+    override        Values of the optimizer's param groups that a resume takes from the script: ("lr",).
+                    Default: (), none.
+    every           1: record every step. A number of steps or a duration ("10m"): write a base that often,
+                    and no log. "auto": chosen by everystep; it means 1 so far. Default: "auto".
+    durable_every   Time ("10m") or number of steps between two bases in the store. "auto": the tuner
+                    chooses. Default: "10m".
+    durable_log     Number of records in one synced write of the log between bases. 0: write bases alone.
+                    "auto": the tuner chooses. Default: 0 records.
+    on_lag          When the ring is full: "drop" records and re-base later, or make the trainer "wait".
+                    Default: "drop".
+    on_failure      When everystep fails during training: "warn" and degrade, or "raise" in the trainer.
+                    Default: "warn".
+    overhead_budget_percent
+                    Slowdown of training that a base may cause; it takes more steps instead. Default: 0.5 %.
+    keep            Which bases stay in the store: everystep.Keep(last=3, hourly=24, best="3 lowest").
+                    Default: Keep(last=3).
+    bucket          URL of a bucket behind the directory (s3://, gs://, az://, file://). Default: None.
+    enabled         False: install no hook and start no process; EVERYSTEP_DISABLE=1 does the same.
+                    Default: True.
+    tuning          What few need: everystep.Tuning(idle_exit="1h", store_quota="200GB", …).
+                    Default: Tuning().
 
-    An option that is not given is taken from the variable EVERYSTEP_<NAME>, else it has the default of
-    `everystep.options.Options`, where each is described.
+    An option that is not given is taken from the variable EVERYSTEP_<NAME>, otherwise from the default.
     """
     given = {k: v for k, v in locals().items() if k not in _NO_OPTIONS and v is not UNSET}
     chosen = resolve(given)
@@ -99,8 +98,11 @@ def restore(
     *,
     override: Sequence[str] = (),
 ) -> int:
-    """Load the newest step (or a retained one) without attaching; returns the step loaded. `override` names
-    values of the optimizer, as ("lr",), that stay as the script has them."""
+    """Load the newest step without attaching, or the given one if it was kept; return the step loaded.
+
+    override    Values of the optimizer's param groups that stay as the script has them: ("lr",).
+                Default: (), none.
+    """
     path, bucket = locate(run)
     override = resolve({"override": override}, {}).override
     census = partial(take_census, model, optimizer if optimizer is not None else {})
@@ -116,7 +118,7 @@ def restore(
         if folder is not None and bucket is not None:
             sync_newest(path, bucket, folder)
         done, _ = find_and_load(
-            # without an optimizer nothing is redone, and how far the log goes must be known
+            # without an optimizer nothing is replayed, and how far the log goes must be known
             lambda verify_lazily: find_newest(
                 path,
                 folder,
@@ -147,7 +149,7 @@ def _load_without_attaching(
     if logged and not live.optimizers:
         raise UsageError(
             f"restore {path}: the newest {logged} steps are a log of gradients",
-            hint="give the optimizer too: it redoes them",
+            hint="give the optimizer too: it replays them",
         )
     compared = compare_values(live.keyed, script, found, {})
     if live.optimizers and give_back_groups(found, live, path):

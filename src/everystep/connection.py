@@ -123,19 +123,20 @@ def plan_memory(
                 if facts.memory_limit_bytes
                 else ""
             ),
-            hint="free host memory, raise the cgroup's limit, or point arena_dir at a disk",
+            hint="free host memory, raise the cgroup's limit, or point tuning=Tuning(arena_dir=…) at a disk",
         )
     return ring_geometry(census, document_bytes, available - replica, unmoved_bytes)
 
 
 def _available(facts: Facts, options: Options) -> int:
-    if options.arena_dir is None:
+    if options.tuning.arena_dir is None:
         return facts.memory_available_bytes
     try:
-        return shutil.disk_usage(options.arena_dir).free
+        return shutil.disk_usage(options.tuning.arena_dir).free
     except OSError as error:
         raise NotEnoughMemory(
-            f"arena_dir {options.arena_dir}: {error.strerror}", hint="give an existing directory"
+            f"tuning.arena_dir {options.tuning.arena_dir}: {error.strerror}",
+            hint="give an existing directory",
         ) from error
 
 
@@ -158,7 +159,7 @@ def connect(
     verdict = survival(facts)
     adopted = found.handle if found else None
     geometry = plan_memory(census, document_bytes, options, adopted is not None, unmoved_bytes)
-    memory = SharedMemory.create(geometry.bytes, "ring", options.arena_dir)
+    memory = SharedMemory.create(geometry.bytes, "ring", options.tuning.arena_dir)
     ring = RingWriter(memory, geometry, secrets.randbits(64))
     extents = found.memory[: adopted.extents] if found and adopted else ()
     tail = found.memory[-1].fd if found and adopted and adopted.tail_bytes else -1
@@ -184,13 +185,14 @@ def connect(
             durable_log=options.durable_log,
             rules=rules_of(options),
             overhead_budget_percent=options.overhead_budget_percent,
-            mtbf=options.mtbf,
-            idle_exit=options.idle_exit,
-            arena_dir=options.arena_dir,
+            mtbf=options.tuning.mtbf,
+            idle_exit=options.tuning.idle_exit,
+            arena_dir=options.tuning.arena_dir,
             limits=limits_of(options),
             bucket=options.bucket,
-            bucket_bytes_per_second=options.bucket_bytes_per_second,
-            log_is_resumed=options.residuals == "lossy" or not any(a.lossy for a in census.atoms),
+            bucket_bytes_per_second=options.tuning.bucket_bytes_per_second,
+            log_is_resumed=options.tuning.residuals == "lossy"
+            or not any(a.lossy for a in census.atoms),
         )
     except BaseException:
         memory.close()

@@ -92,7 +92,7 @@ class Recorder:
     # ------------------------------------------------------------------ connecting
 
     def census(self) -> LiveCensus:
-        live = take_census(self._models, self._optimizers, log=self._options.log)
+        live = take_census(self._models, self._optimizers, log=self._options.tuning.log)
         if self._script is None:  # at attach, before anything is loaded
             self._script = Script(encode_groups(live.keyed), self._options.override)
             self.turn.count(live.optimizers)
@@ -159,7 +159,7 @@ class Recorder:
             may_wait=waiting_rule(connection, self._options.on_lag, self.path, lambda: self.step),
             rest=self._rest,
             budget_percent=self._options.overhead_budget_percent,
-            fingerprint_every=self._options.fingerprint_every,
+            fingerprint_every=self._options.tuning.fingerprint_every,
         )
         self.tap.install()
 

@@ -90,7 +90,7 @@ class Resumption:
         """Find the newest point, load it, and connect to a shadow that goes on from it."""
         recorder, folder = self._recorder, self._recorder.folder
         recorder.versions = [0] * len(live.tensors)
-        exact = self._options.residuals == "exact"
+        exact = self._options.tuning.residuals == "exact"
         done, card = find_and_load(
             partial(self._timed, "find", find_newest, self.path, folder, exact=exact),
             lambda found: self._load(live, found, resumes=resumes),

@@ -203,7 +203,7 @@ class Run:
         return self.step
 
     def report(self, value: float) -> None:
-        """Tell how good the model is now; `keep_best` goes by it, and bases carry it from here on."""
+        """Tell how good the model is now; `Keep(best=…)` goes by it, and bases carry it from here on."""
         self._user_state.metric = float(value)
 
     def tag(self, name: str) -> int:

@@ -54,7 +54,7 @@ def host(url: str, home: str, die_at: int, batch: int, failed: str) -> None:
     try:
         seed_all(SEED)
         job = build()
-        options = {"durable_log": batch, "durable_every": "1h" if batch else 1}
+        options = {"every": 1, "durable_log": batch, "durable_every": "1h" if batch else 1}
         with everystep.attach(
             job.model, job.optimizer, run=url, on_lag="wait", on_failure="raise", **options
         ) as training:
@@ -122,7 +122,13 @@ def test_the_bucket_misbehaves(proxy: Proxy, s3_url: str) -> None:
     job = build()
     phase = TOTAL // len(FAULTS)
     with everystep.attach(
-        job.model, job.optimizer, run=s3_url, durable_every=2, durable_log=1, on_failure="raise"
+        job.model,
+        job.optimizer,
+        run=s3_url,
+        every=1,
+        durable_every=2,
+        durable_log=1,
+        on_failure="raise",
     ) as run:
         for step in run.steps(TOTAL):
             job.turn(step)
@@ -160,7 +166,9 @@ def test_a_bucket_that_stays_away_is_said_at_close(
     job = build()
     with (
         pytest.warns(UserWarning, match="bucket: .*503"),
-        everystep.attach(job.model, job.optimizer, run=tmp_path / "run", bucket=s3_url) as run,
+        everystep.attach(
+            job.model, job.optimizer, run=tmp_path / "run", every=1, bucket=s3_url
+        ) as run,
     ):
         for step in run.steps(3):
             job.turn(step)
@@ -168,7 +176,9 @@ def test_a_bucket_that_stays_away_is_said_at_close(
     assert everystep.open_run(tmp_path / "run").steps[-1] == 3, "the directory has it"
     proxy.heal()
     again = build()
-    with everystep.attach(again.model, again.optimizer, run=tmp_path / "run", bucket=s3_url) as run:
+    with everystep.attach(
+        again.model, again.optimizer, run=tmp_path / "run", every=1, bucket=s3_url
+    ) as run:
         assert run.step == 3
     fresh = build()
     assert everystep.restore(s3_url, fresh.model, fresh.optimizer) == 3, "the next term ships it"
@@ -176,14 +186,16 @@ def test_a_bucket_that_stays_away_is_said_at_close(
 
 def test_a_trainer_elsewhere_fences_this_one(s3_url: str, tmp_path: Path) -> None:
     first, second = build(), build()
-    here = everystep.attach(first.model, first.optimizer, run=tmp_path / "a", bucket=s3_url)
+    here = everystep.attach(
+        first.model, first.optimizer, run=tmp_path / "a", every=1, bucket=s3_url
+    )
     for step in range(here.resume(), 2):
         first.turn(step)
         here.seal()
     here.flush()
     until(lambda: here.status()["bucket"]["step"] == 2, here.status)
     with everystep.attach(
-        second.model, second.optimizer, run=tmp_path / "b", bucket=s3_url
+        second.model, second.optimizer, run=tmp_path / "b", every=1, bucket=s3_url
     ) as there:
         assert there.step == 2
         for step in there.steps(4):

@@ -67,7 +67,9 @@ def train(
 ) -> tuple[Tied, torch.optim.Optimizer]:
     """One base a step, the first before it."""
     model, optimizer = build()
-    with everystep.attach(model, optimizer, run=path, on_failure="raise", **options) as run:
+    with everystep.attach(
+        model, optimizer, run=path, every=1, on_failure="raise", **options
+    ) as run:
         for step in run.steps(bases):
             run.flush()
             model(torch.randint(0, 6, (8,))).pow(2).mean().backward()
@@ -94,12 +96,12 @@ def finished() -> Iterator[tuple[Path, Tied, torch.optim.Optimizer]]:
     with tempfile.TemporaryDirectory(prefix="es-") as folder, pytest.MonkeyPatch.context() as patch:
         patch.setenv("EVERYSTEP_RUNTIME_DIR", f"{folder}/meet")
         path = Path(folder) / "run"
-        yield (path, *train(path, 5, metrics=(0.9, 0.3, 0.5, 0.2), keep_last=100))
+        yield (path, *train(path, 5, metrics=(0.9, 0.3, 0.5, 0.2), keep=everystep.Keep(last=100)))
 
 
 def test_training_keeps_what_the_rules_say(tmp_path: Path) -> None:
     metrics = (0.5, 0.1, 0.4, 0.3, 0.6, 0.7, 0.8)
-    train(tmp_path / "run", 8, metrics, keep_last=2, keep_best="1 lowest", keep_every=6)
+    train(tmp_path / "run", 8, metrics, keep=everystep.Keep(last=2, best="1 lowest", every=6))
     assert steps(tmp_path / "run") == [0, 2, 6, 7, 8]
     code, listed = command("ls", tmp_path / "run")
     assert code == 0
@@ -110,8 +112,8 @@ def test_training_keeps_what_the_rules_say(tmp_path: Path) -> None:
 
 
 def test_a_metric_survives_a_restart(tmp_path: Path) -> None:
-    train(tmp_path / "run", 2, (0.5, 0.25), keep_last=9)
-    train(tmp_path / "run", 3, keep_last=9)
+    train(tmp_path / "run", 2, (0.5, 0.25), keep=everystep.Keep(last=9))
+    train(tmp_path / "run", 3, keep=everystep.Keep(last=9))
     code, listed = command("ls", tmp_path / "run")
     assert code == 0 and [b["metric"] for b in listed["bases"] if b["step"] == 3] == [0.25]
 
@@ -119,7 +121,9 @@ def test_a_metric_survives_a_restart(tmp_path: Path) -> None:
 def test_tags_pin(tmp_path: Path) -> None:
     path = tmp_path / "run"
     model, optimizer = build()
-    with everystep.attach(model, optimizer, run=path, keep_last=1, on_failure="raise") as run:
+    with everystep.attach(
+        model, optimizer, run=path, keep=everystep.Keep(last=1), on_failure="raise"
+    ) as run:
         for step in run.steps(6):
             if step == 2:
                 assert run.tag("second") == 2
@@ -150,7 +154,7 @@ def test_tags_pin(tmp_path: Path) -> None:
 
 def test_prune_shows_then_does(tmp_path: Path) -> None:
     path = tmp_path / "run"
-    train(path, 5, (0.9, 0.3, 0.5, 0.2), keep_last=100)
+    train(path, 5, (0.9, 0.3, 0.5, 0.2), keep=everystep.Keep(last=100))
     size = sum(p.stat().st_size for p in path.rglob("*") if p.is_file())
     wanted = ("--keep-last", "1", "--keep-best", "1 lowest")
     code, shown = command("prune", path, "--dry-run", *wanted)
@@ -164,7 +168,7 @@ def test_prune_shows_then_does(tmp_path: Path) -> None:
     left = sum(p.stat().st_size for p in path.rglob("*") if p.is_file())
     assert size - shown["frees_bytes"] <= left < size - shown["frees_bytes"] + 8192  # a manifest
     assert command("prune", path, *wanted)[1]["frees_bytes"] == 0
-    model, _ = train(path, 7, keep_last=100)  # and training goes on behind it
+    model, _ = train(path, 7, keep=everystep.Keep(last=100))  # and training goes on behind it
     assert steps(path)[:2] == [4, 5] and steps(path)[-1] == 7
     fresh = build(9)
     assert everystep.restore(path, *fresh) == 7
@@ -176,7 +180,7 @@ def test_prune_killed_in_the_middle_is_done_by_the_next(
     tmp_path: Path, point: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "run"
-    train(path, 3, keep_last=100)
+    train(path, 3, keep=everystep.Keep(last=100))
     words = [sys.executable, "-m", "everystep", "prune", str(path), "--keep-last", "1"]
     with monkeypatch.context() as patched:
         patched.setenv("EVERYSTEP_CRASH_AT", point)
@@ -195,7 +199,8 @@ def lose_host(path: Path) -> int:
         "import os, sys, time, torch, everystep; sys.path[:0] = sys.argv[2:]\n"
         "from cli.test_life_of_a_store import build\n"
         "model, optimizer = build()\n"
-        f"run = everystep.attach(model, optimizer, run=sys.argv[1], keep_last=9, **{options!r})\n"
+        "given = {'run': sys.argv[1], 'keep': everystep.Keep(last=9)}\n"
+        f"run = everystep.attach(model, optimizer, **given, **{options!r})\n"
         "for step in run.steps(20):\n"
         "    if step in (2, 4): run.flush()\n"
         "    if step == 9:\n"
@@ -240,7 +245,9 @@ def test_a_record_that_newer_bases_hold_is_damaged(tmp_path: Path) -> None:
 def test_prune_does_not_touch_a_run_that_is_written(tmp_path: Path) -> None:
     path = tmp_path / "run"
     model, optimizer = build()
-    with everystep.attach(model, optimizer, run=path, keep_last=9, on_failure="raise") as run:
+    with everystep.attach(
+        model, optimizer, run=path, keep=everystep.Keep(last=9), on_failure="raise"
+    ) as run:
         for _ in run.steps(3):
             model(torch.randint(0, 6, (8,))).mean().backward()
             optimizer.step()
@@ -264,7 +271,7 @@ def test_prune_does_not_touch_a_run_that_is_written(tmp_path: Path) -> None:
 
 def test_prune_keeps_everything_where_nothing_is_valid(tmp_path: Path) -> None:
     path = tmp_path / "run"
-    train(path, 3, keep_last=9)
+    train(path, 3, keep=everystep.Keep(last=9))
     newest, *older = sorted(path.rglob("weights.safetensors"), reverse=True)
     newest.write_bytes(b"rotten")
     code, shown = command("prune", path, "--keep-last", "1")
@@ -349,7 +356,7 @@ def test_export_for_safetensors(finished: tuple[Path, Tied, Any], tmp_path: Path
 
 def test_weights_without_slots(tmp_path: Path) -> None:
     path = tmp_path / "run"
-    train(path, 4, keep_last=3, keep_slots=1)
+    train(path, 4, keep=everystep.Keep(last=3, slots=1))
     assert steps(path) == [2, 3, 4]
     code, listed = command("ls", path)
     assert code == 0 and [b["weights_only"] for b in listed["bases"]] == [False, True, True]
@@ -397,7 +404,7 @@ def test_what_cannot_be_done_is_refused(
 
 def test_a_broken_base_is_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "run"
-    train(path, 2, keep_last=9)
+    train(path, 2, keep=everystep.Keep(last=9))
     victim = max(path.rglob("weights.safetensors"))
     data = bytearray(victim.read_bytes())
     data[-1] ^= 1

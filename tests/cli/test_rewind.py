@@ -52,7 +52,12 @@ def test_rules_stay_what_they_were(tmp_path: Path) -> None:
     run = tmp_path / "run"
     job = adamw()
     with everystep.attach(
-        job.model, job.optimizer, run=run, durable_every=1, keep_last=50, on_lag="wait"
+        job.model,
+        job.optimizer,
+        run=run,
+        durable_every=1,
+        keep=everystep.Keep(last=50),
+        on_lag="wait",
     ) as training:
         for step in training.steps(6):
             job.turn(step)

@@ -166,7 +166,8 @@ def train(name: str, total: int, journal: Path, run: Path | None = None, **optio
             one(step)
         out.write("final", **job.final())
         return job
-    with everystep.attach(job.model, job.optimizer, run=run, state=job.state, **options) as live:
+    given = {"every": 1, **{name: _group(name, value) for name, value in options.items()}}
+    with everystep.attach(job.model, job.optimizer, run=run, state=job.state, **given) as live:
         out.write("resumed", step=live.step, source=live.status()["resumed_from"])
         for step in live.steps(total):
             one(step)
@@ -178,6 +179,12 @@ def train(name: str, total: int, journal: Path, run: Path | None = None, **optio
         out.write("status", let_go=status["records_let_go"], health=status["health"])
     out.write("final", **job.final())
     return job
+
+
+def _group(name: str, value: Any) -> Any:
+    """Options that are given together travel as what they hold."""
+    kinds = {"keep": everystep.Keep, "tuning": everystep.Tuning}
+    return kinds[name](**value) if name in kinds else value
 
 
 def _is_well(live: everystep.Run, asked_to_stop: Path) -> bool:

@@ -17,6 +17,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 WAIT_SECONDS = 90.0
 
 
@@ -43,7 +45,7 @@ class Nursery:
 
     def start(self, job: str, total: int, journal: Path, **options: Any) -> int:
         """Fork a trainer and return its pid."""
-        options = {k: str(v) if isinstance(v, Path) else v for k, v in options.items()}
+        options = msgspec.to_builtins(options, enc_hook=str)  # paths
         order = {"job": job, "total": total, "journal": str(journal), **options}
         return int(self._say({**order, "errors": str(self.errors), "runtime": self._runtime}))
 

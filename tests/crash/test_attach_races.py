@@ -58,7 +58,8 @@ def test_next_trainer_right_behind_one_that_died_in_attach(
     assert code == -signal.SIGKILL, f"{instant!r} was never reached:\n{nursery.why()}"
     time.sleep(random.Random(SEED).uniform(0.5, 1.0) * pause_seconds)
     total = check_losses(journal)[0] + 150
-    nursery.run(**order, total=total, durable_every=1, keep_last=1000, pause_seconds=0.005)
+    order |= {"durable_every": 1, "keep": everystep.Keep(last=1000)}
+    nursery.run(**order, total=total, pause_seconds=0.005)
     check_losses(journal)
     nursery.run("adamw", total, reference)
     assert_same(journal, reference)

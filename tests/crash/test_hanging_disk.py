@@ -40,7 +40,7 @@ def test_replay_goes_on(
         hangs.touch()
     job = Job("adamw")
     options = {"run": tmp_path / "run", "state": job.state, "durable_every": "1h"}
-    with everystep.attach(job.model, job.optimizer, **options, on_lag="wait") as run:
+    with everystep.attach(job.model, job.optimizer, every=1, **options, on_lag="wait") as run:
         if when == "later":
             for _ in run.steps(3):
                 job.step()

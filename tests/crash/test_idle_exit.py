@@ -40,7 +40,12 @@ def check_nothing_left(runtime: Path, pid: int, inodes: set[int]) -> None:
 
 def test_killed_trainer_then_idle_exit(nursery: Nursery, runtime: Path, tmp_path: Path) -> None:
     run, journal = tmp_path / "run", tmp_path / "journal"
-    options = {"run": run, "idle_exit": "1s", "on_lag": "wait", "durable_every": "1h"}
+    options = {
+        "run": run,
+        "tuning": everystep.Tuning(idle_exit="1s"),
+        "on_lag": "wait",
+        "durable_every": "1h",
+    }
     trainer = nursery.start("adamw", 10**6, journal, **options)
     wait_until(lambda: len(read_journal(journal)) > 40, "forty steps")
     (pid,) = shadows(runtime)
@@ -57,7 +62,7 @@ def test_killed_trainer_then_idle_exit(nursery: Nursery, runtime: Path, tmp_path
 def test_sigterm_writes_a_base(runtime: Path, tmp_path: Path) -> None:
     """Everything sealed before the signal is in that base, also what still waited in the ring."""
     job = Job("adamw")
-    options = {"run": tmp_path / "run", "state": job.state, "durable_every": "1h"}
+    options = {"run": tmp_path / "run", "state": job.state, "every": 1, "durable_every": "1h"}
     with everystep.attach(job.model, job.optimizer, **options, on_lag="wait") as run:
         for _ in run.steps(3):
             job.step()
@@ -77,7 +82,7 @@ def test_sigterm_writes_a_base(runtime: Path, tmp_path: Path) -> None:
 def test_sigterm_while_the_shadow_starts(runtime: Path, tmp_path: Path) -> None:
     """Torch is still being imported there, and the trainer is told to end as well: nothing is lost."""
     job = Job("adamw")
-    options = {"run": tmp_path / "run", "state": job.state, "durable_every": "1h"}
+    options = {"run": tmp_path / "run", "state": job.state, "every": 1, "durable_every": "1h"}
     with everystep.attach(job.model, job.optimizer, **options) as run:
         for _ in run.steps(5):
             job.step()
@@ -90,7 +95,9 @@ def test_sigterm_while_the_shadow_starts(runtime: Path, tmp_path: Path) -> None:
 def test_closed_run_leaves_nothing(runtime: Path, tmp_path: Path) -> None:
     job = Job("adamw")
     others = inodes_of(os.getpid())  # of tests before this one
-    with everystep.attach(job.model, job.optimizer, run=tmp_path / "run", state=job.state) as run:
+    with everystep.attach(
+        job.model, job.optimizer, run=tmp_path / "run", every=1, state=job.state
+    ) as run:
         for _ in run.steps(4):
             job.step()
         (pid,) = shadows(runtime)
@@ -103,7 +110,12 @@ def test_closed_run_leaves_nothing(runtime: Path, tmp_path: Path) -> None:
 def test_shadow_of_a_failed_loop_serves_until_idle(runtime: Path, tmp_path: Path) -> None:
     """An exception in the loop is like a crash: the shadow stays for a while, then goes."""
     job = Job("adamw")
-    options = {"run": tmp_path / "run", "state": job.state, "idle_exit": "2s"}
+    options = {
+        "run": tmp_path / "run",
+        "state": job.state,
+        "every": 1,
+        "tuning": everystep.Tuning(idle_exit="2s"),
+    }
     with (
         pytest.raises(RuntimeError, match="boom"),
         everystep.attach(job.model, job.optimizer, **options) as run,
@@ -155,7 +167,12 @@ def test_what_only_a_shadow_holds_is_kept_until_it_is_written(
     monkeypatch.setenv("PYTHONPATH", path)
     nursery, run, journal = Nursery(), tmp_path / "run", tmp_path / "journal"
     try:
-        options = {"run": run, "idle_exit": "2s", "on_lag": "wait", "every": "1h"}
+        options = {
+            "run": run,
+            "tuning": everystep.Tuning(idle_exit="2s"),
+            "on_lag": "wait",
+            "every": "1h",
+        }
         trainer = nursery.start("adamw", 10**6, journal, **options)
         wait_until(lambda: len(read_journal(journal)) > 40, "forty steps")
         (pid,) = shadows(runtime)

@@ -58,7 +58,13 @@ def test_back_and_back_again(first: int, second: int, runtime: Path, tmp_path: P
     """The shadow of the first claims its term while training goes on behind the second."""
     path, job = tmp_path / "run", Job("adamw")
     run = everystep.attach(
-        job.model, job.optimizer, run=path, state=job.state, durable_every=1, keep_last=50
+        job.model,
+        job.optimizer,
+        run=path,
+        every=1,
+        state=job.state,
+        durable_every=1,
+        keep=everystep.Keep(last=50),
     )
     trained(run, job, 8)
     run.rewind(first)
@@ -82,7 +88,7 @@ sys.path.insert(0, {tests!r})
 import everystep
 from crash.jobs import Job
 job = Job("adamw")
-options = dict(run={run!r}, state=job.state, keep_last=50, durable_every=1000)
+options = dict(run={run!r}, state=job.state, every=1, keep=everystep.Keep(last=50), durable_every=1000)
 run = everystep.attach(job.model, job.optimizer, **options)
 for step in run.steps(100):
     if step == 6:
@@ -100,8 +106,8 @@ def test_steps_that_were_gone_back_from_do_not_count_again(
     """A shadow that could not claim hands its state on. It came from a step of a term whose later steps
     were left: those are no part of its line, although its own step has the number of one."""
     path, block, job = tmp_path / "run", tmp_path / "block", Job("adamw")
-    options = {"run": path, "state": job.state, "keep_last": 50}
-    with everystep.attach(job.model, job.optimizer, durable_every=1, **options) as run:
+    options = {"run": path, "state": job.state, "keep": everystep.Keep(last=50)}
+    with everystep.attach(job.model, job.optimizer, every=1, durable_every=1, **options) as run:
         trained(run, job, 8)
         run.rewind(4)
     assert counting(path)[0] == (1, 4)
@@ -114,7 +120,7 @@ def test_steps_that_were_gone_back_from_do_not_count_again(
 
     job = Job("adamw")
     options["state"] = job.state
-    with everystep.attach(job.model, job.optimizer, durable_every=1000, **options) as run:
+    with everystep.attach(job.model, job.optimizer, every=1, durable_every=1000, **options) as run:
         assert run.step == 6
         wait_until(lambda: shadows(runtime) == [run.status()["pid"]], "the shadow before to go")
         block.unlink()

@@ -132,7 +132,7 @@ def test_a_moved_directory_finds_its_shadow(
     assert code == 2 and "cannot write its newest step" in refusal["error"]
     job = Job("sgd_momentum")
     with pytest.raises(DirectoryLost, match="is gone"):
-        everystep.attach(job.model, job.optimizer, run=run, state=job.state)
+        everystep.attach(job.model, job.optimizer, run=run, every=1, state=job.state)
     assert resumed(nursery, journal, moved)["source"] == "shadow"
     assert not run.exists(), "the old directory was made anew"
     wait_until(lambda: not shadows(runtime), "both shadows to go")
@@ -198,7 +198,7 @@ def test_a_copy_does_not_take_the_shadow(nursery: Nursery, runtime: Path, tmp_pa
     shutil.copytree(run, copy)
     held = shadows(runtime)
     job = Job("sgd_momentum")
-    with everystep.attach(job.model, job.optimizer, run=copy, state=job.state) as live:
+    with everystep.attach(job.model, job.optimizer, run=copy, every=1, state=job.state) as live:
         assert live.status()["resumed_from"] == "store"
         assert set(held) < set(shadows(runtime)), "the original's shadow was taken away"
     assert resumed(nursery, journal, run)["source"] == "shadow"
@@ -224,7 +224,9 @@ def test_a_deleted_run_does_not_come_back_by_itself(
         job = Job("sgd_momentum")
         before = job.digest()
         with pytest.raises(DirectoryLost, match=f"shadow {pid}") as caught:
-            everystep.attach(job.model, job.optimizer, run=run, state=job.state, resume=resume)
+            everystep.attach(
+                job.model, job.optimizer, run=run, every=1, state=job.state, resume=resume
+            )
         hint = caught.value.hint or ""
         assert (
             "stop" in hint and "--discard" in hint and 'resume="must"' in hint and "mount" in hint
@@ -241,7 +243,7 @@ def test_a_deleted_run_does_not_come_back_by_itself(
         code, told = command("stop", run, "--discard")
         assert code == 0 and told["shadows"][0]["pid"] == pid and not alive(pid)
         job = Job("sgd_momentum")
-        with everystep.attach(job.model, job.optimizer, run=run, state=job.state) as live:
+        with everystep.attach(job.model, job.optimizer, run=run, every=1, state=job.state) as live:
             assert live.step == 0
 
 
@@ -276,7 +278,7 @@ def test_a_fenced_shadow_goes_with_its_trainer(
 ) -> None:
     """What it holds may not be written any more: nothing keeps it for ten idle times."""
     run, journal = tmp_path / "run", tmp_path / "journal"
-    trainer = begin(nursery, journal, run, idle_exit="1h")
+    trainer = begin(nursery, journal, run, tuning=everystep.Tuning(idle_exit="1h"))
     wait_until(lambda: status(run)["durable_step"] is not None, "a base")
     claim_term(run, None)
     kill(nursery, trainer)

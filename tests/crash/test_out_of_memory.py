@@ -44,7 +44,7 @@ with open(run + ".weights", "w+b") as file:
 model = torch.nn.Linear(4, 4)
 model.frozen = torch.nn.Parameter(torch.frombuffer(mapped, dtype=torch.uint8), requires_grad=False)
 optimizer = torch.optim.SGD([model.weight, model.bias], lr=0.1)
-training = everystep.attach(model, optimizer, run=run, durable_every="1h", on_lag="wait")
+training = everystep.attach(model, optimizer, run=run, every=1, durable_every="1h", on_lag="wait")
 for _ in training.steps(steps):
     model(torch.randn(2, 4)).sum().backward()
     optimizer.step()
@@ -110,7 +110,7 @@ def test_a_shadow_lowers_its_score(tmp_path: Path) -> None:
     try:
         model = torch.nn.Linear(4, 4)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        with everystep.attach(model, optimizer, run=tmp_path / "run") as training:
+        with everystep.attach(model, optimizer, run=tmp_path / "run", every=1) as training:
             shadow = Path(f"/proc/{training.status()['pid']}/oom_score_adj")
             assert oom_score_adj(shadow) < oom_score_adj() == before + 100
     finally:

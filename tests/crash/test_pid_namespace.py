@@ -29,7 +29,7 @@ import everystep
 from crash.jobs import Job, Journal
 
 job, out = Job("adam"), Journal(Path(sys.argv[2]))
-options = {"run": sys.argv[1], "state": job.state, "durable_every": 4, "on_lag": "wait"}
+options = {"run": sys.argv[1], "state": job.state, "every": 1, "durable_every": 4, "on_lag": "wait"}
 with everystep.attach(job.model, job.optimizer, **options) as run:
     out.write("resumed", step=run.step, pid=os.getpid())
     for step in run.steps(10**6):

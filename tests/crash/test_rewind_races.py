@@ -34,8 +34,8 @@ def _kill_shadow(run: everystep.Run) -> None:
 
 def test_rewind_while_a_new_shadow_is_starting(tmp_path: Path) -> None:
     job, path = Job("everything"), tmp_path / "run"
-    options = {"run": path, "on_lag": "wait", "idle_exit": "20s"}
-    run = everystep.attach(job.model, job.optimizer, state=job.state, **options)
+    options = {"run": path, "on_lag": "wait", "tuning": everystep.Tuning(idle_exit="20s")}
+    run = everystep.attach(job.model, job.optimizer, every=1, state=job.state, **options)
     run.resume()
     _turns(job, run, 3)
     run.flush(60)
@@ -56,7 +56,9 @@ def test_rewind_while_a_new_shadow_is_starting(tmp_path: Path) -> None:
     os.kill(status["pid"], signal.SIGKILL)  # the host goes down: only the store is left
 
     fresh = Job("everything")
-    with everystep.attach(fresh.model, fresh.optimizer, state=fresh.state, **options) as later:
+    with everystep.attach(
+        fresh.model, fresh.optimizer, every=1, state=fresh.state, **options
+    ) as later:
         assert (later.step, fresh.digest()) == (7, digest)
 
 
@@ -64,7 +66,7 @@ def test_a_rewind_that_does_not_fit_lets_go_of_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job, path = Job("adam"), tmp_path / "run"
-    run = everystep.attach(job.model, job.optimizer, state=job.state, run=path)
+    run = everystep.attach(job.model, job.optimizer, state=job.state, run=path, every=1)
     run.resume()
     _turns(job, run, 2)
     run.flush(60)
@@ -99,7 +101,7 @@ def test_a_rewind_that_does_not_fit_lets_go_of_nothing(
 def test_rewind_right_after_its_shadow_has_died(tmp_path: Path) -> None:
     """Nobody has noticed yet, and nobody waits for it."""
     job = Job("adam")
-    run = everystep.attach(job.model, job.optimizer, state=job.state, run=tmp_path / "run")
+    run = everystep.attach(job.model, job.optimizer, state=job.state, run=tmp_path / "run", every=1)
     run.resume()
     _turns(job, run, 2)
     run.flush(60)

@@ -149,7 +149,7 @@ def test_stopped_shadow_with_drop_lets_go_and_bases_itself_anew(
 ) -> None:
     job = Job("everything")
     options = {"run": tmp_path / "run", "state": job.state, "on_lag": "drop"}
-    with everystep.attach(job.model, job.optimizer, **options) as run:
+    with everystep.attach(job.model, job.optimizer, every=1, **options) as run:
         seal_steps(run, job, 3)
         wait_until(lambda: run.status()["warm"], "a warm shadow")
         (pid,) = shadows(runtime)
@@ -187,7 +187,7 @@ def wake_when_stalled(run: everystep.Run, pid: int) -> None:
 def test_stopped_shadow_with_wait_loses_nothing(runtime: Path, tmp_path: Path) -> None:
     job = Job("adam")
     options = {"run": tmp_path / "run", "state": job.state, "on_lag": "wait"}
-    with everystep.attach(job.model, job.optimizer, **options) as run:
+    with everystep.attach(job.model, job.optimizer, every=1, **options) as run:
         seal_steps(run, job, 3)
         wait_until(lambda: run.status()["warm"], "a warm shadow")
         (pid,) = shadows(runtime)
@@ -208,7 +208,7 @@ def test_stopped_shadow_with_wait_loses_nothing(runtime: Path, tmp_path: Path) -
 def test_flush_has_a_dead_shadow_replaced(runtime: Path, tmp_path: Path) -> None:
     """It had raised that there was none, while a new one was just starting."""
     job = Job("adamw")
-    with everystep.attach(job.model, job.optimizer, run=tmp_path / "run") as run:
+    with everystep.attach(job.model, job.optimizer, run=tmp_path / "run", every=1) as run:
         for step in run.steps(6):
             if step == 3:
                 os.kill(run.status()["pid"], signal.SIGKILL)

@@ -24,7 +24,7 @@ def train(run: Path, until: int) -> Any:
     torch.manual_seed(4)
     model = nn.Linear(4, 4)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    with everystep.attach(model, optimizer, run=run, on_lag="wait") as attached:
+    with everystep.attach(model, optimizer, run=run, every=1, on_lag="wait") as attached:
         begin = attached.step
         for _ in attached.steps(until):
             model(torch.randn(2, 4)).square().mean().backward()

@@ -102,7 +102,7 @@ def unbroken(build: Build, total: int) -> tuple[Any, dict[int, Any], Any]:
 
 
 def _attach(job: Job, run: Path, options: dict[str, Any]) -> everystep.Run:
-    given = {"on_lag": "wait", "on_failure": "raise", **options}
+    given = {"every": 1, "on_lag": "wait", "on_failure": "raise", **options}
     return everystep.attach(job.model, job.optimizer, run=run, state=job.state, **given)
 
 

@@ -165,7 +165,7 @@ def test_a_turn_that_is_taken_back_takes_them_back_too(tmp_path: Path, clear: st
     end, losses, _ = unbroken(partial(clipped_as_a_whole, clear), 6)
     seed_all(SEED)
     job, found = clipped_as_a_whole(clear, frozenset({0, 3})), {}
-    with everystep.attach(job.model, job.optimizer, run=tmp_path / "run") as run:
+    with everystep.attach(job.model, job.optimizer, run=tmp_path / "run", every=1) as run:
         for _ in range(3):
             with contextlib.suppress(KeyboardInterrupt):
                 for step in run.steps(6):
@@ -182,7 +182,7 @@ def test_cleared_sparse_gradients_stay_sparse(tmp_path: Path, source: str) -> No
 def test_rewind_takes_gradients_back_too(tmp_path: Path) -> None:
     seed_all(SEED)
     job = accumulating(4, ADAMW, "none")
-    with everystep.attach(job.model, job.optimizer, run=tmp_path / "run") as run:
+    with everystep.attach(job.model, job.optimizer, run=tmp_path / "run", every=1) as run:
         for step in run.steps(8):
             if step == 2:
                 run.flush(60)
@@ -198,7 +198,7 @@ def test_gradients_that_the_loop_discards_are_not_sent(tmp_path: Path) -> None:
     model = nn.Linear(64, 64)
     optimizer = optim.SGD(model.parameters(), lr=0.1)
     sent = []
-    with everystep.attach(model, optimizer, run=tmp_path / "run") as run:
+    with everystep.attach(model, optimizer, run=tmp_path / "run", every=1) as run:
         for _ in run.steps(8):
             optimizer.zero_grad()
             model(torch.randn(2, 64)).square().mean().backward()
@@ -213,7 +213,9 @@ def test_on_a_device_that_lags(tmp_path: Path, name: str, monkeypatch: Any) -> N
     use_lagging_sides(monkeypatch, SEED, 0.1)
     seed_all(SEED)
     job = accumulating(*JOBS[name])
-    with everystep.attach(job.model, job.optimizer, run=tmp_path / "run", on_lag="wait") as run:
+    with everystep.attach(
+        job.model, job.optimizer, run=tmp_path / "run", every=1, on_lag="wait"
+    ) as run:
         for step in run.steps(7):
             if step == 6:
                 run.flush(60)
@@ -229,7 +231,7 @@ def test_a_bare_loop_may_seal_turns_that_only_accumulate(tmp_path: Path) -> None
     model = nn.Linear(3, 3)
     optimizer = optim.SGD(model.parameters(), lr=0.1)
     x = torch.ones(2, 3)
-    with everystep.attach(model, optimizer, run=tmp_path / "run") as run:
+    with everystep.attach(model, optimizer, run=tmp_path / "run", every=1) as run:
         run.resume()
         for _ in range(3):
             model(x).sum().backward()
@@ -271,7 +273,7 @@ def test_a_backbone_that_was_not_frozen_is_told(
 ) -> None:
     seed_all(SEED)
     job = headed(frozen)
-    with everystep.attach(job.model, job.optimizer, run=tmp_path / "run") as run:
+    with everystep.attach(job.model, job.optimizer, run=tmp_path / "run", every=1) as run:
         for step in run.steps(4):
             job.turn(step)
         named = run.status()["unmoved_gradients"]

@@ -25,9 +25,10 @@ from .test_durable_log import adamw
 
 DIE_AT, TOTAL = 120, 130
 AUTO: dict[str, Any] = {
+    "every": 1,
     "durable_every": "auto",
     "durable_log": "auto",
-    "mtbf": "20s",
+    "tuning": everystep.Tuning(mtbf="20s"),
     "overhead_budget_percent": 20,
     "on_lag": "wait",
     "on_failure": "raise",
@@ -97,7 +98,9 @@ def test_the_plan_is_followed_shown_and_exact(tmp_path: Path) -> None:
 
 
 def test_what_is_neither_a_number_nor_auto_is_refused() -> None:
-    for name, value in (("durable_log", "often"), ("durable_every", "often"), ("mtbf", "rarely")):
+    for name in ("durable_log", "durable_every"):
         job = adamw()
         with pytest.raises(OptionsError, match=name):
-            everystep.attach(job.model, job.optimizer, run="/nowhere", **{name: value})
+            everystep.attach(job.model, job.optimizer, run="/nowhere", **{name: "often"})
+    with pytest.raises(OptionsError, match=r"tuning\.mtbf"):
+        everystep.Tuning(mtbf="rarely")

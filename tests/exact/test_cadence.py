@@ -41,7 +41,7 @@ def build() -> Job:
 
 @pytest.mark.parametrize("source", ["shadow", "store"])
 def test_state_at_every_step_without_a_log(tmp_path: Path, source: str) -> None:
-    outcome = check(build, tmp_path, source=source, log=False)
+    outcome = check(build, tmp_path, source=source, tuning=everystep.Tuning(log=False))
     assert outcome.status["optimizers"]["optimizer"][0] == "state"
 
 
@@ -49,7 +49,12 @@ def test_periodic_bases_are_durable_states_of_the_run(tmp_path: Path) -> None:
     seed_all(1)
     job = build()
     run, seen = tmp_path / "run", {}
-    options = {"every": 5, "keep_last": 100, "on_lag": "wait", "on_failure": "raise"}
+    options = {
+        "every": 5,
+        "keep": everystep.Keep(last=100),
+        "on_lag": "wait",
+        "on_failure": "raise",
+    }
     with everystep.attach(job.model, job.optimizer, run=run, **options) as training:
         for step in training.steps(23):
             seen[step] = look(job, whole=False)
@@ -97,7 +102,7 @@ def test_a_step_flushed_between_two_periods_is_not_taken_for_the_next_one(
     """A base refers to what an earlier one holds of atoms whose version is the same."""
     seed_all(1)
     job, run, seen = make(), tmp_path / "run", {}
-    options = {"every": 50, "keep_last": 100, "on_failure": "raise"}
+    options = {"every": 50, "keep": everystep.Keep(last=100), "on_failure": "raise"}
     with everystep.attach(job.model, job.optimizer, run=run, **options) as training:
         for step in training.steps(8):
             if step % 3:  # what is flushed was not recorded, or was recorded after a flush
@@ -126,7 +131,7 @@ def test_flush_in_a_turn_writes_what_the_seal_saw(tmp_path: Path) -> None:
             job.turn(step)
     again, there = build(), {"batch": 0}
     with everystep.attach(
-        again.model, again.optimizer, run=tmp_path / "copy", state={"place": there}
+        again.model, again.optimizer, run=tmp_path / "copy", every=1, state={"place": there}
     ) as run:
         assert next(iter(run.steps(4))) == 3
         assert there == {"batch": 3}
@@ -164,7 +169,7 @@ def test_flush_in_a_turn_has_the_groups_of_the_seal(tmp_path: Path) -> None:
     schedule = torch.optim.lr_scheduler.ExponentialLR(again.optimizer, 0.5)
     given = {"run": tmp_path / "copy", "state": {"schedule": schedule}}
     with everystep.attach(again.model, again.optimizer, **given) as run:
-        assert (run.step, schedule.last_term) == (3, 0)
+        assert (run.step, schedule.last_epoch) == (3, 0)
         assert again.optimizer.param_groups[0]["lr"] == 0.05
 
 
@@ -227,13 +232,15 @@ def test_a_base_written_before_the_clock_was_set_back_does_not_stop_others(
     (tmp_path / "site" / "sitecustomize.py").write_text(TOMORROW)
     with monkeypatch.context() as patch:
         patch.setattr(sys, "path", [str(tmp_path / "site"), *sys.path])  # the shadow's
-        with everystep.attach(job.model, job.optimizer, run=run) as training:
+        with everystep.attach(job.model, job.optimizer, run=run, every=1) as training:
             for step in training.steps(3):
                 job.turn(step)
     (newest, *_) = read_lineage(run).candidates
     assert newest.entry.time > time.time() + 3600, "this test shows nothing"
     job, ages = build(), set()
-    with everystep.attach(job.model, job.optimizer, run=run, durable_every="1s") as training:
+    with everystep.attach(
+        job.model, job.optimizer, run=run, every=1, durable_every="1s"
+    ) as training:
         deadline = time.monotonic() + 30
         for step in training.steps(1_000_000):
             job.turn(step)
@@ -248,7 +255,11 @@ def test_a_base_written_before_the_clock_was_set_back_does_not_stop_others(
 
 def test_limits_reach_the_shadow_and_it_tells_what_they_hold_up(tmp_path: Path) -> None:
     job = build()
-    options = {"store_quota": "1MB", "disk_bytes_per_second": "50MB", "disk_bytes_per_day": 100}
+    options = {
+        "tuning": everystep.Tuning(
+            store_quota="1MB", disk_bytes_per_second="50MB", disk_bytes_per_day=100
+        )
+    }
     with everystep.attach(
         job.model, job.optimizer, run=tmp_path / "run", durable_every=1, **options
     ) as training:

@@ -143,7 +143,7 @@ def test_what_overflowed_is_not_held_back() -> None:
 
 def test_the_bare_model_has_residuals_too(tmp_path: Path) -> None:
     job = with_feedback()
-    with everystep.attach(job.model.module, job.optimizer, run=tmp_path / "run") as run:
+    with everystep.attach(job.model.module, job.optimizer, run=tmp_path / "run", every=1) as run:
         for step in run.steps(3):
             job.turn(step)
         assert "feedback" in run.status()["compression"][0]

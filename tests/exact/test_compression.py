@@ -114,7 +114,7 @@ def test_past_a_base_residuals_are_declared_lossy(tmp_path: Path) -> None:
     job = with_feedback()
     with (
         pytest.warns(UserWarning, match=f"residuals of compression are those of step {base} "),
-        everystep.attach(job.model, job.optimizer, run=run) as training,
+        everystep.attach(job.model, job.optimizer, run=run, every=1) as training,
     ):
         assert training.step == 12
         now = freeze([job.model.state_dict(), job.optimizer.state_dict()["state"]])
@@ -127,7 +127,14 @@ def test_or_resume_goes_back_to_the_base(tmp_path: Path) -> None:
     run = tmp_path / "run"
     lose_host(with_feedback, run, 12, 1)
     base = everystep.open_run(run).steps[-1]
-    outcome = resume(with_feedback, run, TOTAL, seed=SEED + 1, residuals="exact", durable_log=1)
+    outcome = resume(
+        with_feedback,
+        run,
+        TOTAL,
+        seed=SEED + 1,
+        tuning=everystep.Tuning(residuals="exact"),
+        durable_log=1,
+    )
     assert outcome.start == base < 12
     same(losses, {**losses, **outcome.losses}, "losses")
     same(end, outcome.end, "end")
@@ -210,10 +217,11 @@ def test_state_without_a_log_of_gradients_can_be_logged(tmp_path: Path) -> None:
         job.model,
         job.optimizer,
         run=tmp_path / "run",
-        log=False,
+        every=1,
+        tuning=everystep.Tuning(log=False),
         durable_log=1,
         durable_every="1h",
-        keep_last=1000,
+        keep=everystep.Keep(last=1000),
         on_lag="wait",
     ) as run:
         for step in run.steps(40):
@@ -263,7 +271,9 @@ def test_parameters_that_come_later_are_fed_back_too(tmp_path: Path) -> None:
     model = nn.ModuleList([first, later])
     optimizer = torch.optim.SGD(first.parameters(), lr=0.1)
     everystep.compress(optimizer, "topk", ratio=0.1, feedback=True)
-    with everystep.attach(model, optimizer, run=tmp_path / "run", on_failure="raise") as run:
+    with everystep.attach(
+        model, optimizer, run=tmp_path / "run", every=1, on_failure="raise"
+    ) as run:
         for step in run.steps(6):
             if step == 3:
                 optimizer.add_param_group({"params": list(later.parameters())})
@@ -296,7 +306,7 @@ def grows() -> Job:
 @pytest.mark.parametrize("source", ["shadow", "store"])
 def test_residuals_of_groups_that_came_later_come_back(source: str, tmp_path: Path) -> None:
     """A script builds the optimizer as it was at first: the groups come back before their residuals do."""
-    check(grows, tmp_path, source=source, residuals="exact")
+    check(grows, tmp_path, source=source, tuning=everystep.Tuning(residuals="exact"))
 
 
 def replaces() -> Job:
@@ -328,7 +338,7 @@ def test_parameters_that_are_replaced_are_fed_back_too(tmp_path: Path) -> None:
 def test_compression_may_end_or_begin(tmp_path: Path) -> None:
     """The model is the same with and without it."""
     job = with_feedback()
-    with everystep.attach(job.model, job.optimizer, run=tmp_path / "run") as run:
+    with everystep.attach(job.model, job.optimizer, run=tmp_path / "run", every=1) as run:
         for step in run.steps(5):
             job.turn(step)
     expected = freeze(job.model.state_dict())
@@ -336,13 +346,13 @@ def test_compression_may_end_or_begin(tmp_path: Path) -> None:
     assert everystep.restore(tmp_path / "run", plain) == 5
     same(expected, freeze(plain.state_dict()), "weights")
     optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-2)
-    with everystep.attach(plain, optimizer, run=tmp_path / "run") as run:
+    with everystep.attach(plain, optimizer, run=tmp_path / "run", every=1) as run:
         assert run.step == 5
         for _ in run.steps(6):
             plain(torch.randn(8, 64)).square().mean().backward()
             optimizer.step()
     job = with_feedback()
-    with everystep.attach(job.model, job.optimizer, run=tmp_path / "run") as run:
+    with everystep.attach(job.model, job.optimizer, run=tmp_path / "run", every=1) as run:
         assert run.step == 6
 
 
@@ -356,7 +366,11 @@ def test_what_a_broken_turn_held_back_of_a_later_group_goes_with_the_group(tmp_p
         optimizer = torch.optim.SGD([model.weight], lr=0.1)
         everystep.compress(optimizer, "topk", ratio=0.3, feedback=True)
         run = everystep.attach(
-            model, optimizer, run=tmp_path / "run", residuals="exact", enabled=attach
+            model,
+            optimizer,
+            run=tmp_path / "run",
+            tuning=everystep.Tuning(residuals="exact"),
+            enabled=attach,
         )
         for attempt in range(2):
             with contextlib.suppress(KeyboardInterrupt):

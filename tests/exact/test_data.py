@@ -175,4 +175,4 @@ def test_a_loader_without_state_is_refused_with_the_way_out(tmp_path: Path) -> N
     with pytest.raises(
         UsageError, match=r"DataLoader without[\s\S]*everystep\.data\(loader\)[\s\S]*Stateful"
     ):
-        everystep.attach(net, optimizer, run=tmp_path / "run", state={"data": plain()})
+        everystep.attach(net, optimizer, run=tmp_path / "run", every=1, state={"data": plain()})

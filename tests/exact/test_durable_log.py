@@ -154,6 +154,7 @@ def host(
             job.model,
             job.optimizer,
             run=run,
+            every=1,
             state=job.state,
             durable_log=batch,
             durable_every="1h",
@@ -243,7 +244,7 @@ def interrupted_host(run: Path, home: str) -> None:
     torch.set_num_threads(1)
     seed_all(SEED)
     job = sgd()
-    given = {"run": run, "state": job.state, "durable_log": 9, "durable_every": "1h"}
+    given = {"run": run, "state": job.state, "every": 1, "durable_log": 9, "durable_every": "1h"}
     with everystep.attach(job.model, job.optimizer, **given) as training:
         for last in (False, True):
             with contextlib.suppress(KeyboardInterrupt):
@@ -298,7 +299,8 @@ def test_every_step_of_the_log_can_be_restored(logged: Path) -> None:
     report = everystep.open_run(logged).verify()
     assert (report.problems, report.log_step) == ([], 12)
     with pytest.raises(
-        StepUnavailable, match=r"by the log every step from 0 to 12;.*durable_log=1.*keep_every"
+        StepUnavailable,
+        match=r"by the log every step from 0 to 12;.*durable_log=1.*Keep\(.*every=…",
     ):
         everystep.restore(logged, job.model, job.optimizer, step=13)
 
@@ -376,7 +378,7 @@ def test_live_training_is_not_touched_for_a_step_behind_damage(tmp_path: Path) -
     other = adamw()
     seed_all(SEED)
     job = adamw()
-    options = {"durable_log": 1, "durable_every": "1h", "on_lag": "wait"}
+    options = {"every": 1, "durable_log": 1, "durable_every": "1h", "on_lag": "wait"}
     with everystep.attach(
         job.model, job.optimizer, run=tmp_path / "run", state=job.state, **options
     ) as run:
@@ -399,7 +401,13 @@ def test_live_training_is_not_touched_for_a_step_behind_damage(tmp_path: Path) -
 
 def test_old_segments_go_with_the_bases_that_needed_them(tmp_path: Path) -> None:
     job = sgd()
-    options = {"durable_log": 1, "durable_every": 10, "keep_last": 2, "on_lag": "wait"}
+    options = {
+        "durable_log": 1,
+        "every": 1,
+        "durable_every": 10,
+        "keep": everystep.Keep(last=2),
+        "on_lag": "wait",
+    }
     with everystep.attach(job.model, job.optimizer, run=tmp_path / "run", **options) as run:
         for step in run.steps(80):
             job.turn(step)

@@ -106,7 +106,7 @@ def test_letting_go_takes_the_hooks_away(tmp_path: Path, monkeypatch: pytest.Mon
         return any(p._post_accumulate_grad_hooks for p in job.model.parameters())
 
     run = everystep.attach(
-        job.model, job.optimizer, run=tmp_path / "run", on_lag="wait", on_failure="raise"
+        job.model, job.optimizer, run=tmp_path / "run", every=1, on_lag="wait", on_failure="raise"
     )
     with run as training:
         for step in training.steps(LATER + 4):

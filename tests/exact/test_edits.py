@@ -174,7 +174,9 @@ def test_average_swapped_in_and_back_sends_nothing(tmp_path: Path, swap: str) ->
     model = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4, track_running_stats=False))
     optimizer = optim.AdamW(model.parameters(), lr=0.05)
     average = [torch.full_like(p, 0.5) for p in model.parameters()]
-    with everystep.attach(model, optimizer, run=tmp_path / "run", on_failure="raise") as run:
+    with everystep.attach(
+        model, optimizer, run=tmp_path / "run", every=1, on_failure="raise"
+    ) as run:
         run.resume()
         for _ in range(3):
             model(torch.randn(4, 5)).square().mean().backward()
@@ -212,7 +214,7 @@ def test_a_post_hook_older_than_attach_edits_too(tmp_path: Path) -> None:
             parameter.data.clamp_(-0.1, 0.1)
 
     optimizer.register_step_post_hook(clamp)
-    with everystep.attach(model, optimizer, run=tmp_path / "run") as run:
+    with everystep.attach(model, optimizer, run=tmp_path / "run", every=1) as run:
         for _ in run.steps(5):
             model(torch.randn(3, 6)).pow(2).sum().backward()
             optimizer.step()
@@ -282,7 +284,13 @@ def test_edits_of_large_states_at_every_step(tmp_path: Path, first: int, layers:
     """More than is looked at in one step, and without a trace. That is a habit of the program, so from the
     first such edit on nothing is left out. No fingerprint helps."""
     jobs = {"averaged": partial(averaged, first, layers), "damped": partial(damped, first, layers)}
-    check(partial(together, **jobs), tmp_path, total=11, die_at=(9,), fingerprint_every=1000)
+    check(
+        partial(together, **jobs),
+        tmp_path,
+        total=11,
+        die_at=(9,),
+        tuning=everystep.Tuning(fingerprint_every=1000),
+    )
 
 
 def test_one_late_edit_of_a_large_state_is_found_within_a_turn(
@@ -291,9 +299,13 @@ def test_one_late_edit_of_a_large_state_is_found_within_a_turn(
     torch.manual_seed(1)
     model, average = wide()
     optimizer = optim.SGD(model.parameters(), lr=0.5)
-    given = {"on_lag": "wait", "on_failure": "raise", "fingerprint_every": 1000}
+    given = {
+        "on_lag": "wait",
+        "on_failure": "raise",
+        "tuning": everystep.Tuning(fingerprint_every=1000),
+    }
     models = {"model": model, "average": average}
-    with everystep.attach(models, optimizer, run=tmp_path / "run", **given) as run:
+    with everystep.attach(models, optimizer, run=tmp_path / "run", every=1, **given) as run:
         for step in run.steps(10):
             optimizer.zero_grad()
             compute(model)

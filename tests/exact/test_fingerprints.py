@@ -124,7 +124,8 @@ def test_a_replica_that_rots(what: str, rot: str, tmp_path: Path) -> None:
         model,
         optimizer,
         run=tmp_path / "run",
-        fingerprint_every=EVERY,
+        every=1,
+        tuning=everystep.Tuning(fingerprint_every=EVERY),
         on_failure="raise",
         on_lag="wait",
     ) as run:
@@ -157,7 +158,12 @@ def test_nothing_is_written_that_is_known_to_be_wrong(ending: str, tmp_path: Pat
     """The last record shows that an atom rotted: it is sent again before the store gets it."""
     model, optimizer = build()
     with everystep.attach(
-        model, optimizer, run=tmp_path / "run", fingerprint_every=1, on_failure="raise"
+        model,
+        optimizer,
+        run=tmp_path / "run",
+        every=1,
+        tuning=everystep.Tuning(fingerprint_every=1),
+        on_failure="raise",
     ) as run:
         for step in run.steps(10):
             if step == 9:
@@ -185,7 +191,8 @@ def test_an_edit_that_nobody_announced(
         model,
         optimizer,
         run=tmp_path / "run",
-        fingerprint_every=EVERY,
+        every=1,
+        tuning=everystep.Tuning(fingerprint_every=EVERY),
         on_failure="raise",
         on_lag="wait",
     ) as run:
@@ -208,7 +215,12 @@ def test_a_repair_does_not_take_in_half_of_the_next_step(tmp_path: Path) -> None
     """A flush after `optimizer.step()` and before its seal: what goes to the store is no later step."""
     model, optimizer = build()
     with everystep.attach(
-        model, optimizer, run=tmp_path / "run", fingerprint_every=1, on_failure="raise"
+        model,
+        optimizer,
+        run=tmp_path / "run",
+        every=1,
+        tuning=everystep.Tuning(fingerprint_every=1),
+        on_failure="raise",
     ) as run:
         for step in run.steps(11):
             if step == 9:
@@ -228,7 +240,12 @@ def test_a_repair_after_the_model_has_grown(tmp_path: Path) -> None:
     """The old tap sends nothing any more: a new shadow is based instead."""
     model, optimizer = build()
     with everystep.attach(
-        model, optimizer, run=tmp_path / "run", fingerprint_every=1, on_failure="raise"
+        model,
+        optimizer,
+        run=tmp_path / "run",
+        every=1,
+        tuning=everystep.Tuning(fingerprint_every=1),
+        on_failure="raise",
     ) as run:
         for step in run.steps(10):
             if step == 9:

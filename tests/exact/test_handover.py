@@ -44,7 +44,9 @@ def test_a_shadow_speaks_for_the_run_at_every_instant(tmp_path: Path) -> None:
     seed_all(1)
     job = growing(2, False)
     silences, done = [], threading.Event()
-    with everystep.attach(job.model, job.optimizer, run=tmp_path / "run", on_lag="wait") as run:
+    with everystep.attach(
+        job.model, job.optimizer, run=tmp_path / "run", every=1, on_lag="wait"
+    ) as run:
         folder = runtime_dir(str(run.path))
         speakers = set()
 

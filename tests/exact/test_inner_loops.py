@@ -65,7 +65,7 @@ def test_a_kept_iterator_shows_nothing_of_how_its_loop_was_left(
     """Half a turn had been sealed. Who closes from within the loop says that the step is done."""
     model = nn.Linear(4, 3)
     optimizer = optim.Adam(model.parameters())
-    run = everystep.attach(model, optimizer, run=tmp_path / "run")
+    run = everystep.attach(model, optimizer, run=tmp_path / "run", every=1)
     kept = run.steps(5)
     try:
         for step in kept:
@@ -89,7 +89,7 @@ def test_a_kept_iterator_shows_nothing_of_how_its_loop_was_left(
 def test_a_kept_iterator_that_is_begun_again_takes_its_turn_back(tmp_path: Path) -> None:
     model = nn.Linear(4, 3)
     optimizer = optim.Adam(model.parameters())
-    with everystep.attach(model, optimizer, run=tmp_path / "run") as run:
+    with everystep.attach(model, optimizer, run=tmp_path / "run", every=1) as run:
         kept, seen = run.steps(5), []
         for _ in range(2):
             for step in kept:

@@ -106,7 +106,7 @@ ENDS = (KeyboardInterrupt, UsageError)
 def started(run: Path) -> tuple[Job, everystep.Run]:
     seed_all(SEED)
     job = counting()
-    options: dict[str, Any] = {"on_lag": "wait", "on_failure": "raise"}
+    options: dict[str, Any] = {"every": 1, "on_lag": "wait", "on_failure": "raise"}
     return job, everystep.attach(job.model, job.optimizer, run=run, state=job.state, **options)
 
 

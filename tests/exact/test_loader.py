@@ -94,7 +94,7 @@ def test_iterator_made_before_attach_is_an_error(tmp_path: Path) -> None:
     job = iterating(0, True)
     job.begin()
     with pytest.raises(UsageError, match="iterator"):
-        everystep.attach(job.model, job.optimizer, run=tmp_path / "run", state=job.state)
+        everystep.attach(job.model, job.optimizer, run=tmp_path / "run", every=1, state=job.state)
 
 
 def test_rewind_puts_the_loader_back(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_rewind_puts_the_loader_back(tmp_path: Path) -> None:
     seed_all(SEED)
     job = build()
     with everystep.attach(
-        job.model, job.optimizer, run=tmp_path / "run", state=job.state, on_failure="raise"
+        job.model, job.optimizer, run=tmp_path / "run", every=1, state=job.state, on_failure="raise"
     ) as run:
         job.begin()
         for step in run.steps(5):

@@ -42,7 +42,7 @@ def simple(kind: Any = ADAMW) -> Job:
 def started(run: Path, build: Any = simple) -> tuple[Job, everystep.Run]:
     seed_all(SEED)
     job = build()
-    given = {"state": job.state, "on_lag": "wait", "on_failure": "raise"}
+    given = {"state": job.state, "every": 1, "on_lag": "wait", "on_failure": "raise"}
     return job, everystep.attach(job.model, job.optimizer, run=run, **given)
 
 
@@ -58,7 +58,9 @@ def test_break_seals_a_finished_step_and_an_exception_does_not(tmp_path: Path) -
     job = simple()
     with (
         pytest.raises(ZeroDivisionError),
-        everystep.attach(job.model, job.optimizer, run=tmp_path / "run", state=job.state) as run,
+        everystep.attach(
+            job.model, job.optimizer, run=tmp_path / "run", every=1, state=job.state
+        ) as run,
     ):
         for step in run.steps(6):
             job.turn(step)
@@ -76,7 +78,9 @@ def test_a_turn_counts_while_a_dead_shadow_is_replaced(tmp_path: Path, again: bo
     end, losses, _ = unbroken(simple, 6)
     seed_all(SEED)
     job, seen = simple(), {}
-    with everystep.attach(job.model, job.optimizer, run=tmp_path / "run", state=job.state) as run:
+    with everystep.attach(
+        job.model, job.optimizer, run=tmp_path / "run", every=1, state=job.state
+    ) as run:
         for _ in range(2 if again else 1):
             for step in run.steps(6 if seen else 4):
                 seen[step] = freeze(job.turn(step))
@@ -94,7 +98,9 @@ def test_close_replaces_a_shadow_that_died_after_the_last_step(tmp_path: Path) -
     end, _, _ = unbroken(simple, 3)
     seed_all(SEED)
     job = simple()
-    with everystep.attach(job.model, job.optimizer, run=tmp_path / "run", state=job.state) as run:
+    with everystep.attach(
+        job.model, job.optimizer, run=tmp_path / "run", every=1, state=job.state
+    ) as run:
         for step in run.steps(3):
             job.turn(step)
         kill_shadow(run)
@@ -108,7 +114,7 @@ def test_close_does_not_record_a_broken_turn_under_the_step_before(tmp_path: Pat
     end, losses, _ = unbroken(simple, 5)
     seed_all(SEED)
     job, seen = simple(), {}
-    run = everystep.attach(job.model, job.optimizer, run=tmp_path / "run", state=job.state)
+    run = everystep.attach(job.model, job.optimizer, run=tmp_path / "run", every=1, state=job.state)
     with contextlib.suppress(ZeroDivisionError):
         for step in run.steps(5):
             if step == 1:
@@ -216,7 +222,9 @@ def test_a_group_may_be_added_while_a_dead_shadow_is_replaced(tmp_path: Path) ->
     end, losses, _ = unbroken(partial(growing, []), 5)
     seed_all(SEED)
     job, seen = growing([]), {}
-    with everystep.attach(job.model, job.optimizer, run=tmp_path / "run", state=job.state) as run:
+    with everystep.attach(
+        job.model, job.optimizer, run=tmp_path / "run", every=1, state=job.state
+    ) as run:
         for step in run.steps(3):
             if step == 0:
                 kill_shadow(run)
@@ -419,7 +427,12 @@ def test_bare_loop_with_resume_and_seal(tmp_path: Path) -> None:
         seed_all(SEED + number)
         job = simple()
         run = everystep.attach(
-            job.model, job.optimizer, run=tmp_path / "run", state=job.state, on_failure="raise"
+            job.model,
+            job.optimizer,
+            run=tmp_path / "run",
+            every=1,
+            state=job.state,
+            on_failure="raise",
         )
         if number:
             torch.rand(7)  # as making an iterator does; resume() puts the generator right
@@ -494,7 +507,9 @@ def test_rewind_then_close_stays_rewound(tmp_path: Path) -> None:
         run.flush(60)
         run.rewind(2)
     job = simple()
-    with everystep.attach(job.model, job.optimizer, run=tmp_path / "run", state=job.state) as run:
+    with everystep.attach(
+        job.model, job.optimizer, run=tmp_path / "run", every=1, state=job.state
+    ) as run:
         assert run.resume() == 2
         same(there, look(job), "rewound")
 
@@ -524,7 +539,9 @@ def test_reading_without_torch_gives_the_same_bytes(tmp_path: Path) -> None:
     seed_all(SEED)
     models = {"a": nn.Linear(3, 2), "b": nn.BatchNorm1d(2).to(torch.bfloat16)}
     optimizers = {k: optim.AdamW(m.parameters(), lr=0.1) for k, m in models.items()}
-    with everystep.attach(models, optimizers, run=tmp_path / "run", state={"n": {"x": 1}}) as run:
+    with everystep.attach(
+        models, optimizers, run=tmp_path / "run", every=1, state={"n": {"x": 1}}
+    ) as run:
         for _ in run.steps(2):
             loss = models["b"](models["a"](torch.randn(4, 3)).bfloat16()).square().mean()
             loss.backward()

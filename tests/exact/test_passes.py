@@ -35,8 +35,9 @@ def test_every_stored_step_is_what_training_had(tmp_path: Path) -> None:
         model,
         optimizer,
         run=tmp_path / "run",
+        every=1,
         durable_every=7,
-        keep_last=1000,
+        keep=everystep.Keep(last=1000),
         on_failure="raise",
         on_lag="wait",
     ) as run:
@@ -68,7 +69,9 @@ def test_every_stored_step_is_what_training_had(tmp_path: Path) -> None:
 def test_steps_that_are_computed_in_another_way(change: dict[str, float], tmp_path: Path) -> None:
     model = nn.Linear(30, 20)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, foreach=False)
-    with everystep.attach(model, optimizer, run=tmp_path / "run", on_failure="raise") as run:
+    with everystep.attach(
+        model, optimizer, run=tmp_path / "run", every=1, on_failure="raise"
+    ) as run:
         for step in run.steps(20):
             if step == 10:
                 optimizer.param_groups[0].update(change)

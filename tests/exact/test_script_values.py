@@ -60,7 +60,13 @@ def train(made: Job, run: Path, total: int, **options: Any) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         training = everystep.attach(
-            made.model, made.optimizer, run=run, state=made.state, on_failure="raise", **options
+            made.model,
+            made.optimizer,
+            run=run,
+            every=1,
+            state=made.state,
+            on_failure="raise",
+            **options,
         )
     with training:
         for step in training.steps(total):
@@ -83,7 +89,7 @@ def test_another_class_is_refused_and_nothing_is_touched(tmp_path: Path) -> None
         before = look(other)
         both = f"torch.optim.adamw:AdamW in the run, {kind.__module__}:{kind.__qualname__} in the script"
         calls: list[Callable[[], Any]] = [
-            lambda made=other: everystep.attach(made.model, made.optimizer, run=run),
+            lambda made=other: everystep.attach(made.model, made.optimizer, run=run, every=1),
             lambda made=other: everystep.restore(run, made.model, made.optimizer),
         ]
         for call in calls:
@@ -94,7 +100,7 @@ def test_another_class_is_refused_and_nothing_is_touched(tmp_path: Path) -> None
     other = job(amsgrad=True)
     before = look(other)
     with pytest.raises(UsageError, match="amsgrad=True needs optimizer slots"):
-        everystep.attach(other.model, other.optimizer, run=run, override=("amsgrad",))
+        everystep.attach(other.model, other.optimizer, run=run, every=1, override=("amsgrad",))
     same(before, look(other), "after the refusal")
 
 
@@ -166,7 +172,12 @@ def test_override_keeps_the_scripts_value_exactly(source: str, tmp_path: Path) -
 def test_override_that_cannot_be(tmp_path: Path) -> None:
     def attach(made: Job, *names: str) -> None:
         everystep.attach(
-            made.model, made.optimizer, run=tmp_path / "run", state=made.state, override=names
+            made.model,
+            made.optimizer,
+            run=tmp_path / "run",
+            every=1,
+            state=made.state,
+            override=names,
         )
 
     with pytest.raises(UsageError, match=r"'lrr' is no value[\s\S]*betas.*lr.*weight_decay"):

@@ -152,7 +152,7 @@ def train(
     """Train with everystep, then compare what the store holds with the live state."""
     seed_all(SEED)
     job = build()
-    given = {"on_lag": "wait", "on_failure": "raise", **options}
+    given = {"every": 1, "on_lag": "wait", "on_failure": "raise", **options}
     with everystep.attach(job.model, job.optimizer, run=run, state=job.state, **given) as training:
         for step in training.steps(steps):
             job.turn(step)
@@ -183,7 +183,7 @@ def test_late_copies_that_nobody_waits_for_go_wrong(
     # fingerprints would have it repaired
     monkeypatch.setattr(FingerprintSender, "is_due", lambda self, step: False)
     use_lagging_sides(monkeypatch, SEED, eagerness=0.0)
-    monkeypatch.setattr(LaggingSide, "hold_back", lambda self, mark: None)
+    monkeypatch.setattr(LaggingSide, "wait_for_copy", lambda self, mark: None)
     with pytest.raises(AssertionError, match="restored"):
         train(JOBS[name], tmp_path / "run")
 
@@ -195,10 +195,10 @@ def test_sealed_state_is_what_a_step_had(
     """State is copied after its seal, while the next step begins; and it does change in that step."""
     use_lagging_sides(monkeypatch, SEED, eagerness=0.0)
     if not waits:
-        monkeypatch.setattr(LaggingSide, "hold_back", lambda self, mark: None)
+        monkeypatch.setattr(LaggingSide, "wait_for_copy", lambda self, mark: None)
     seed_all(SEED)
     job, seen = state_only(), {}
-    with everystep.attach(job.model, job.optimizer, run=tmp_path / "run") as training:
+    with everystep.attach(job.model, job.optimizer, run=tmp_path / "run", every=1) as training:
         for step in training.steps(STEPS):
             seen[step] = look(job, whole=False)
             job.turn(step)
@@ -271,7 +271,7 @@ def test_state_that_does_not_fit_before_the_next_step(
     monkeypatch.setattr(LaggingSide, "peak_bytes", free_bytes)
     monkeypatch.setattr(state_copies, "_CUT_BYTES", 1 << 16)
     use_lagging_sides(monkeypatch, SEED, eagerness=0.1)
-    status = train(JOBS["none"], tmp_path / "run", log=False)
+    status = train(JOBS["none"], tmp_path / "run", tuning=everystep.Tuning(log=False))
     assert bool(status["snapshots"]) == bool(free_bytes)
     assert status["records_let_go"] == 0
 

@@ -310,4 +310,4 @@ def test_a_lost_host_and_a_log(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("log", [True, False])
 def test_a_killed_trainer(tmp_path: Path, log: bool) -> None:
-    check(everything, tmp_path, total=7, die_at=(4,), log=log)
+    check(everything, tmp_path, total=7, die_at=(4,), tuning=everystep.Tuning(log=log))

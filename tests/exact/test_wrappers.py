@@ -61,7 +61,9 @@ def test_a_prepared_loader_without_state_is_refused(tmp_path: Path) -> None:
     job = accelerated()
     loader = job.state["data"].loader
     with pytest.raises(UsageError, match=r"everystep\.data\(loader\)"):
-        everystep.attach(job.model, job.optimizer, run=tmp_path / "run", state={"data": loader})
+        everystep.attach(
+            job.model, job.optimizer, run=tmp_path / "run", every=1, state={"data": loader}
+        )
 
 
 def framework(name: str, module: str, inside: str, base: type = object) -> Any:
@@ -119,7 +121,7 @@ def test_an_optimizer_inside_that_was_not_given_is_refused(
     base = optim.Adam(net.parameters())
     outer = Lookahead(base, where)
     with pytest.raises(UsageError) as refusal:
-        everystep.attach(net, outer, run=tmp_path / "run")
+        everystep.attach(net, outer, run=tmp_path / "run", every=1)
     told = str(refusal.value)
     assert "Lookahead" in told and "torch.optim.adam.Adam" in told and reached in told
     assert "give both, as a dict" in told

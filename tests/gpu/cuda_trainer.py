@@ -65,7 +65,7 @@ def main() -> None:
     start, status = 0, {}
     if job["run"]:
         state = {"scaler": scaler} if scaler else {}
-        with everystep.attach(model, optimizer, run=job["run"], state=state) as run:
+        with everystep.attach(model, optimizer, run=job["run"], state=state, every=1) as run:
             start = run.step
             for index in run.steps(job["steps"]):
                 step(index)

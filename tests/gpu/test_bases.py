@@ -59,7 +59,12 @@ def peak_without(kind: str) -> int:
 
 @pytest.mark.parametrize(
     ("kind", "options"),
-    [("sgd", {}), ("adamw", {"log": False}), ("sgd", {"every": 7}), ("adamw", {"every": 7})],
+    [
+        ("sgd", {"every": 1}),
+        ("adamw", {"every": 1, "tuning": everystep.Tuning(log=False)}),
+        ("sgd", {"every": 7}),
+        ("adamw", {"every": 7}),
+    ],
 )
 def test_what_is_stored_is_what_training_had(
     kind: str, options: dict[str, Any], tmp_path: Path

@@ -41,7 +41,13 @@ def test_a_training_with_clipping_and_a_schedule(
     scaler = torch.amp.GradScaler("cuda", init_scale=2.0**40, enabled=scaled)
     state = {"schedule": schedule, "scaler": scaler}
     with everystep.attach(
-        model, optimizer, run=tmp_path / "run", state=state, on_lag="wait", on_failure="raise"
+        model,
+        optimizer,
+        run=tmp_path / "run",
+        every=1,
+        state=state,
+        on_lag="wait",
+        on_failure="raise",
     ) as run:
         for _ in run.steps(60):
             with torch.autocast("cuda", torch.float16):

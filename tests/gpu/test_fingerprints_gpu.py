@@ -170,7 +170,12 @@ def test_a_swap_that_nobody_announced(tmp_path: Path) -> None:
     frozen = model[1].requires_grad_(False).weight
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])
     with everystep.attach(
-        model, optimizer, run=tmp_path / "run", fingerprint_every=2, on_failure="raise"
+        model,
+        optimizer,
+        run=tmp_path / "run",
+        every=1,
+        tuning=everystep.Tuning(fingerprint_every=2),
+        on_failure="raise",
     ) as run:
         for step in run.steps(40):
             if step == 10:

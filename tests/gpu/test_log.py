@@ -78,7 +78,8 @@ def comes_back(
 
 def lose_the_host(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Twenty steps that only the log holds when the shadow is killed."""
-    options: dict[str, Any] = {"durable_log": 1, "durable_every": "1h", "on_lag": "wait"}
+    options: dict[str, Any] = {"every": 1, "durable_log": 1, "durable_every": "1h"}
+    options["on_lag"] = "wait"
     with everystep.attach(model, optimizer, run=path, **options) as run:
         run.resume()
         run.flush()

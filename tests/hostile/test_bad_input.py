@@ -199,11 +199,32 @@ def test_optimizers_that_cannot_be(runtime: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "options",
     [{"evry": 1}, {"durable_every": "ten"}, {"durable_every": 0}, {"on_lag": "panic"},
-     {"keep_last": 0}, {"idle_exit": "-1s"}],
+     {"keep": 3}, {"tuning": {"idle_exit": "1s"}}, {"keep_last": 3}],
 )  # fmt: skip
 def test_options_that_cannot_be(runtime: Path, tmp_path: Path, options: dict[str, Any]) -> None:
     net = model()
     (name,) = options
-    refusal = TypeError if name == "evry" else OptionsError  # attach has no such keyword
+    # attach has no such keyword
+    refusal = TypeError if name in ("evry", "keep_last") else OptionsError
     with leaves_nothing(runtime, tmp_path / "run", net), pytest.raises(refusal, match=name):
         everystep.attach(net, adam(net), run=tmp_path / "run", **options)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (everystep.Keep, {"last": 0}),
+        (everystep.Keep, {"best": "3"}),
+        (everystep.Keep, {"keep_last": 3}),
+        (everystep.Tuning, {"idle_exit": "-1s"}),
+        (everystep.Tuning, {"idle_exit": "0s"}),
+        (everystep.Tuning, {"log": 1}),
+    ],
+)
+def test_groups_of_options_that_cannot_be(kind: Any, options: dict[str, Any]) -> None:
+    """Refused where they are written, by path."""
+    (name,) = options
+    unknown = name == "keep_last"
+    path = name if unknown else f"option {kind.__name__.lower()}.{name}: "
+    with pytest.raises(TypeError if unknown else OptionsError, match=path):
+        kind(**options)

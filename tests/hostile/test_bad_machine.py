@@ -47,7 +47,8 @@ class Training:
     def __init__(self, run: Path, **options: Any) -> None:
         self.net = model()
         self.optimizer = adam(self.net)
-        self.run = everystep.attach(self.net, self.optimizer, run=run, **options)
+        given = {"every": 1, **options}
+        self.run = everystep.attach(self.net, self.optimizer, run=run, **given)
 
     def go(self, steps: int) -> None:
         for _ in self.run.steps(self.run.step + steps):
@@ -144,7 +145,9 @@ def test_disk_that_fills_up(disk: Path) -> None:
 
 def test_log_that_would_fill_the_disk(disk: Path) -> None:
     """It leaves room for a base: behind that one the log before it goes, and it goes on by itself."""
-    training = Training(disk / "run", durable_log=1, durable_every="1h", keep_last=1, on_lag="wait")
+    training = Training(
+        disk / "run", durable_log=1, durable_every="1h", keep=everystep.Keep(last=1), on_lag="wait"
+    )
     problems = set()
 
     def look(status: dict[str, Any]) -> bool:
@@ -301,14 +304,18 @@ def test_arena_that_does_not_exist_or_is_too_small(
             leaves_nothing(runtime, tmp_path / "run", net),
             pytest.raises(NotEnoughMemory, match=words) as caught,
         ):
-            everystep.attach(net, adam(net), run=tmp_path / "run", arena_dir=str(arena))
+            everystep.attach(
+                net, adam(net), run=tmp_path / "run", tuning=everystep.Tuning(arena_dir=str(arena))
+            )
         assert caught.value.hint
 
 
 def test_arena_on_a_disk_works(runtime: Path, tmp_path: Path) -> None:
     arena = tmp_path / "arena"
     arena.mkdir()
-    training = Training(tmp_path / "run", arena_dir=str(arena), on_lag="wait")
+    training = Training(
+        tmp_path / "run", tuning=everystep.Tuning(arena_dir=str(arena)), on_lag="wait"
+    )
     training.go(5)
     (pid,) = shadows(runtime)
     maps = Path(f"/proc/{pid}/maps").read_text()

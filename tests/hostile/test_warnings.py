@@ -42,7 +42,8 @@ class Training:
     def __init__(self, path: Path, **options: object) -> None:
         self.model = nn.Linear(4, 4)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
-        self.run = everystep.attach(self.model, self.optimizer, run=path, **options)
+        given = {"every": 1, **options}
+        self.run = everystep.attach(self.model, self.optimizer, run=path, **given)
         self.run.resume()
 
     def step(self) -> None:

@@ -27,7 +27,7 @@ def train(run_path: Path, flush_at: tuple[int, ...], total: int) -> Adapted:
     model = Adapted()
     trainable = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trainable)
-    with everystep.attach(model, optimizer, run=run_path, keep_last=2) as run:
+    with everystep.attach(model, optimizer, run=run_path, keep=everystep.Keep(last=2)) as run:
         for step in run.steps(total):
             if step in flush_at:
                 run.flush()

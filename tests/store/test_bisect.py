@@ -23,7 +23,9 @@ STEPS = 12
 def train(path: Path, bad_from: int, value: float, dtype: torch.dtype = torch.float32) -> None:
     model = nn.Linear(3, 2, dtype=dtype)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    with everystep.attach(model, optimizer, run=path, keep_last=100, on_failure="raise") as run:
+    with everystep.attach(
+        model, optimizer, run=path, keep=everystep.Keep(last=100), on_failure="raise"
+    ) as run:
         for step in run.steps(STEPS):
             model(torch.ones(1, 3, dtype=dtype)).sum().backward()
             optimizer.step()

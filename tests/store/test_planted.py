@@ -150,7 +150,7 @@ def test_nothing_goes_behind_a_link_in_the_place_of_a_folder(place: str, tmp_pat
 def test_a_shadow_removes_nothing_behind_a_link(tmp_path: Path) -> None:
     """Planted while it trains: every base from then on would have the older ones removed."""
     run_dir, elsewhere, job = tmp_path / "run", tmp_path / "elsewhere", sgd()
-    options = {"durable_every": "1h", "keep_last": 1, "on_lag": "wait"}
+    options = {"durable_every": "1h", "keep": everystep.Keep(last=1), "on_lag": "wait"}
     with everystep.attach(job.model, job.optimizer, run=run_dir, **options) as run:
         for step in run.steps(4):
             job.turn(step)
@@ -224,7 +224,12 @@ def test_pipes_in_every_folder_hold_nobody_up(tmp_path: Path) -> None:
     def train() -> None:
         for life in (1, 2):
             job = sgd()
-            options = {"durable_log": 1, "durable_every": 5, "keep_last": 1, "on_lag": "wait"}
+            options = {
+                "durable_log": 1,
+                "durable_every": 5,
+                "keep": everystep.Keep(last=1),
+                "on_lag": "wait",
+            }
             with everystep.attach(job.model, job.optimizer, run=run_dir, **options) as run:
                 for step in run.steps(20 * life):
                     job.turn(step)
@@ -252,7 +257,7 @@ def test_a_pipe_in_the_place_of_a_tag_holds_nobody_up(tmp_path: Path) -> None:
 
     def train() -> None:
         job = sgd()
-        options = {"durable_every": 5, "keep_last": 1, "on_lag": "wait"}
+        options = {"durable_every": 5, "keep": everystep.Keep(last=1), "on_lag": "wait"}
         with everystep.attach(job.model, job.optimizer, run=run_dir, **options) as run:
             for step in run.steps(20):
                 job.turn(step)

@@ -31,7 +31,7 @@ def test_a_step_that_is_gone_names_those_that_are_there(tmp_path: Path) -> None:
     told = str(refusal.value)
     assert "newest, 11;" in told and "bases of steps 1, 5, 9;" in told
     assert "every step from 1 to 3, from 9 to 11" in told
-    assert "durable_log=1" in told and "keep_every" in told and "durable_every" in told
+    assert "durable_log=1" in told and "Keep(last=…, every=…)" in told and "durable_every" in told
     with pytest.raises(StepUnavailable, match=r"bases of steps 1, 5, 9;.*restore"):
         StoredRun(tmp_path).base(7)
 

@@ -110,7 +110,7 @@ elif life == $life and step > $at:
         {_KILL}"""
 
 
-def _stuck(name: str, *, weight: float, option: str = "", tags: str = "") -> Part:
+def _stuck(name: str, *, weight: float, tags: str = "", **options: str) -> Part:
     """A host hangs in the midst of a write, and comes to itself when another one has gone on with the run."""
     text = {
         "defs": _PLANTED + _STUCK,
@@ -120,7 +120,7 @@ def _stuck(name: str, *, weight: float, option: str = "", tags: str = "") -> Par
     }
     return part(
         name,
-        {**text, "option": option} if option else text,
+        {**text, **options},
         weight=weight,
         gives=f"ends shadow_hit {tags}",
         bars=tags,
@@ -216,7 +216,9 @@ FAULTS = [
         weight=0.8,
     ),
     _stuck("stuck", weight=0.5),
-    _stuck("stuck_pruning", option="durable_every=1, keep_last=1", tags="cadence prunes", weight=3),
+    _stuck(
+        "stuck_pruning", option="durable_every=1", keep="last=1", tags="cadence prunes", weight=3
+    ),
     part(
         "shadow_fails",  # something of ours, at any place: it starts over from a new base
         {

@@ -1,4 +1,5 @@
-"""Options of attach, and what is called before it. `option` is a keyword argument."""
+"""Options of attach, and what is called before it. `option` is a keyword argument; `keep` and `tuning` are
+arguments of `Keep` and `Tuning`; `every` is the value of that option."""
 
 from __future__ import annotations
 
@@ -24,13 +25,13 @@ OPTIONS = [
     ),
     part(
         "every",
-        {"option": "every=$v"},
+        {"every": "$v"},
         v=["2", "3", '"0.1s"'],
         weight=0.8,
         gives="rests",
         bars="log",
     ),
-    part("log", {"option": "log=False"}, weight=0.8),
+    part("log", {"tuning": "log=False"}, weight=0.8),
     part(
         "compress",
         {"before": "everystep.compress(opts[0], $how)"},
@@ -42,7 +43,7 @@ OPTIONS = [
         "feedback",
         {
             "before": 'everystep.compress(opts[0], "topk", ratio=0.3, feedback=True)',
-            "option": 'residuals="exact"',
+            "tuning": 'residuals="exact"',
         },
         bars="sparse complex closure_only strange lazy scaler",
         gives="feedback",
@@ -57,12 +58,12 @@ OPTIONS = [
         gives="other_class",
         weight=0.3,
     ),
-    part("keep_last", {"option": "keep_last=$v"}, v=["1", "2"], weight=0.8, gives="prunes"),
-    part("keep_every", {"option": "keep_every=$v"}, v=["2", "5"], weight=0.4),
-    part("keep_best", {"option": 'keep_best="1 lowest"'}, weight=0.4),
-    part("keep_hourly", {"option": "keep_hourly=1, keep_daily=1"}, weight=0.3),
-    part("keep_slots", {"option": "keep_slots=1"}, weight=0.4, bars="rewinds"),
-    part("fingerprint_every", {"option": "fingerprint_every=$v"}, v=["1", "3"], weight=1.5),
+    part("keep_last", {"keep": "last=$v"}, v=["1", "2"], weight=0.8, gives="prunes"),
+    part("keep_every", {"keep": "every=$v"}, v=["2", "5"], weight=0.4),
+    part("keep_best", {"keep": 'best="1 lowest"'}, weight=0.4),
+    part("keep_hourly", {"keep": "hourly=1, daily=1"}, weight=0.3),
+    part("keep_slots", {"keep": "slots=1"}, weight=0.4, bars="rewinds"),
+    part("fingerprint_every", {"tuning": "fingerprint_every=$v"}, v=["1", "3"], weight=1.5),
     part("on_failure", {"option": 'on_failure="raise"'}, weight=0.7),
     part("budget", {"option": "overhead_budget_percent=$v"}, v=["100", "0.01"], weight=0.3),
 ]

@@ -31,7 +31,7 @@ def train(run_dir, life, tell):
     @state
     @before
     whole = (MODELS, OPTIMIZERS, state)
-    with attach(*whole[:2], run=run_dir, state=state$options) as run:
+    with attach(*whole[:2], run=run_dir, state=state, every=EVERY$options) as run:
         tell("attached", run.step, whole, run)
         @begin
         @loop
@@ -55,12 +55,13 @@ def source(program: Program) -> str:
     turn = _fill(_TURN, {**texts, "body": texts["turn"]})
     turn = _fill(turn, texts)  # the places inside the body
     loop = _fill("\n".join(texts["loop"]), {"turn": [turn]})
-    options = "".join(f", {option}" for option in texts.get("option", []))
+    options = "".join(f", {option}" for option in _options(texts))
     head = _fill(Template(_HEAD).safe_substitute(options=options), {**texts, "loop": [loop]})
     text = f"SEED = {1000 + program.seed}\n" + "\n".join([*texts.get("defs", []), head])
     for word, of in (
         ("MODELS", texts["models"][-1]),
         ("OPTIMIZERS", texts["given"][-1]),
+        ("EVERY", texts["every"][-1]),
         ("TOTAL", str(program.steps)),
         ("LOSS", texts["loss"][-1]),
     ):
@@ -74,6 +75,7 @@ def _texts(program: Program) -> dict[str, list[str]]:
         "models": ["model"],
         "given": ["opts[0]"],
         "data": ["x = torch.randn(4, 6)"],
+        "every": ["1"],
         "params": [_PARAMS],
         "loss": ["model(x).square().mean()"],
     }
@@ -83,13 +85,23 @@ def _texts(program: Program) -> dict[str, list[str]]:
         for place, text in PARTS[registry][pick.name].text.items():
             filled = Template(text).safe_substitute(values).strip("\n")
             where = values["place"] if place == "placed" else place
-            only = where in ("models", "given", "loss", "data") or (
+            only = where in ("models", "given", "loss", "data", "every") or (
                 where == "params" and registry == "model"
             )
             texts[where] = [filled] if only else [*texts.get(where, []), filled]
         if "zero" in pick.values:
             texts |= _zero(pick.values["zero"])
     return texts
+
+
+def _options(texts: dict[str, list[str]]) -> list[str]:
+    """Keyword arguments of attach."""
+    groups = {"keep": "Keep", "tuning": "Tuning"}
+    return texts.get("option", []) + [
+        f"{keyword}=everystep.{kind}({', '.join(texts[keyword])})"
+        for keyword, kind in groups.items()
+        if keyword in texts
+    ]
 
 
 def _zero(how: str) -> dict[str, list[str]]:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import subprocess
 import sys
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 import everystep
-from everystep.options import Options
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
@@ -23,8 +22,10 @@ BOUNDARIES = {"recorder.py", "process.py", "beside.py", "__main__.py"}
 def test_public_names_are_frozen() -> None:
     names = [
         "EverystepError",
+        "Keep",
         "Run",
         "StoredRun",
+        "Tuning",
         "attach",
         "compare_ranks",
         "compress",
@@ -39,33 +40,37 @@ def test_public_names_are_frozen() -> None:
 
 
 def test_options_are_frozen() -> None:
-    assert [field.name for field in fields(Options)] == [
+    """Typed keywords, and nothing else."""
+    keywords = [
+        "run",
+        "state",
+        "resume",
+        "override",
         "every",
-        "log",
-        "overhead_budget_percent",
-        "fingerprint_every",
         "durable_every",
         "durable_log",
-        "mtbf",
-        "residuals",
-        "resume",
         "on_lag",
         "on_failure",
-        "keep_last",
-        "keep_every",
-        "keep_hourly",
-        "keep_daily",
-        "keep_best",
-        "keep_slots",
+        "overhead_budget_percent",
+        "keep",
+        "bucket",
+        "enabled",
+        "tuning",
+    ]
+    assert list(inspect.signature(everystep.attach).parameters) == ["model", "optimizer", *keywords]
+    keep = ["last", "every", "hourly", "daily", "best", "slots"]
+    assert list(everystep.Keep.__struct_fields__) == keep
+    assert list(everystep.Tuning.__struct_fields__) == [
+        "log",
+        "fingerprint_every",
+        "residuals",
+        "mtbf",
         "idle_exit",
+        "arena_dir",
         "store_quota",
         "disk_bytes_per_second",
         "disk_bytes_per_day",
-        "bucket",
         "bucket_bytes_per_second",
-        "arena_dir",
-        "enabled",
-        "override",
     ]
 
 

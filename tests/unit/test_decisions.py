@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from everystep.core.cadence import base_is_due, retry_seconds
+from everystep.core.cadence import base_is_due, recorded_every, retry_seconds
 from everystep.core.census import Atom, Census, Mode, OptimizerSpec, gradient_layout, mismatches
 from everystep.core.events import pack_presence, unpack_presence
 from everystep.core.geometry import ring_geometry
 from everystep.core.pace import early_pays, worth_a_hook
 from everystep.core.status import summary
 from everystep.core.survival import Facts, survival
+from everystep.environment import resolve
 from everystep.errors import NotEnoughMemory, OptionsError
-from everystep.options import Options, resolve
+from everystep.options import Options
 
 PLAIN = Facts(
     pid=100,
@@ -67,8 +68,7 @@ def test_explicit_options_beat_the_environment() -> None:
         {"durable_every": 0},
         {"on_lag": "panic"},
         {"on_failure": "ignore"},
-        {"keep_last": 0},
-        {"idle_exit": "0s"},
+        {"every": 0},
         {"durable": "10m"},
     ],
 )
@@ -94,6 +94,11 @@ def test_bases_come_due() -> None:
     assert base_is_due(steps, step=9, durable_step=5, seconds_since_base=0)
     assert not base_is_due(steps, step=8, durable_step=5, seconds_since_base=9999)
     assert [retry_seconds(n) for n in (0, 1, 30)] == [0.5, 1.0, 60.0]
+
+
+def test_auto_records_every_step() -> None:
+    assert recorded_every(Options().every) == 1
+    assert [recorded_every(every) for every in ("auto", 1, 7, "10m")] == [1, 1, 7, "10m"]
 
 
 def census(*shapes: tuple[int, ...]) -> Census:

@@ -10,7 +10,7 @@ from everystep.core.census import Atom, Census, Mode, OptimizerSpec
 from everystep.core.forecast import Forecast, base_bytes, check_fits, forecast, record_bytes
 from everystep.core.retention import BaseFacts, judge, rules_of
 from everystep.errors import NotEnoughDisk
-from everystep.options import Options
+from everystep.options import Keep, Options
 
 DAY = 86400.0
 
@@ -72,7 +72,7 @@ def test_against_a_store_that_is_written_and_pruned(
     last: int, daily: int, every: int, room: int
 ) -> None:
     """Bases every ten minutes of 50 steps: the day on which the disk is full is the one foretold."""
-    options = Options(durable_every="10m", keep_last=last, keep_daily=daily, keep_every=every)
+    options = Options(durable_every="10m", keep=Keep(last=last, daily=daily, every=every))
     base = 1000
     found = look(options, room * base, base, seconds_per_step=12.0)
     bases: list[BaseFacts] = []
@@ -92,8 +92,10 @@ def test_against_a_store_that_is_written_and_pruned(
 
 
 def test_warnings_say_what_to_do() -> None:
-    short = look(Options(durable_every="1h", keep_last=5), 30, 10)
+    short = look(Options(durable_every="1h", keep=Keep(last=5)), 30, 10)
     assert "durable_every" in short.warning and short.days_until_full == pytest.approx(3 / 24)
-    growing = look(Options(durable_every="1h", keep_every=3600), 100, 10, seconds_per_step=1.0)
-    assert "keep_every" in growing.warning and growing.days_until_full == pytest.approx(6 / 24)
+    growing = look(
+        Options(durable_every="1h", keep=Keep(every=3600)), 100, 10, seconds_per_step=1.0
+    )
+    assert "Keep(every=…)" in growing.warning and growing.days_until_full == pytest.approx(6 / 24)
     assert look(Options(durable_every="1h"), 10**9, 10).warning == ""

@@ -22,9 +22,11 @@ from everystep.core.limits import (
     log_has_room,
     written_last_day,
 )
+from everystep.environment import resolve
 from everystep.errors import OptionsError
 from everystep.format.base import Point
-from everystep.options import Options, resolve, size_bytes
+from everystep.option_values import size_bytes
+from everystep.options import Options, Tuning
 from everystep.shadow import logkeeper
 from everystep.shadow.base_scheduler import BaseScheduler
 from everystep.shadow.base_writer import BaseWriter
@@ -51,15 +53,15 @@ class Clock:
     [(0, 0), (17, 17), ("17", 17), ("64k", 64_000), ("200GB", 200 * 10**9), ("1.5 TiB", 3 * 2**39)],
 )
 def test_sizes(text: str | int, expected: int) -> None:
-    assert size_bytes("store_quota", text) == expected
-    assert limits_of(Options(store_quota=text)).store_quota == expected
+    assert size_bytes("tuning.store_quota", text) == expected
+    assert limits_of(Options(tuning=Tuning(store_quota=text))).store_quota == expected
 
 
 @pytest.mark.parametrize("name", Limits.__struct_fields__)
 @pytest.mark.parametrize("bad", [-1, "much", "5 XB", True, None, 1.5])
 def test_what_is_no_size_is_refused_by_name(name: str, bad: object) -> None:
-    with pytest.raises(OptionsError, match=name):
-        resolve({name: bad}, {})
+    with pytest.raises(OptionsError, match=f"tuning.{name}"):
+        Tuning(**{name: bad})
 
 
 def test_sizes_come_from_the_environment_too() -> None:

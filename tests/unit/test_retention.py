@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from everystep.core.retention import BaseFacts, Rules, judge, log_begins_at, rules_of
+from everystep.environment import resolve
 from everystep.errors import OptionsError
-from everystep.options import Options, resolve
+from everystep.options import Keep, Options
 
 HOUR = 3600.0
 counts = st.integers(0, 4)
@@ -131,16 +134,16 @@ def test_reasons_are_told() -> None:
 
 @pytest.mark.parametrize(
     "bad",
-    [{"keep_every": -1}, {"keep_hourly": "x"}, {"keep_daily": -2}, {"keep_slots": -1},
-     {"keep_best": "3"}, {"keep_best": "0 lowest"}, {"keep_best": "lowest 3"}, {"keep_best": 3}],
+    [{"last": 0}, {"every": -1}, {"hourly": "x"}, {"daily": -2}, {"slots": -1},
+     {"best": "3"}, {"best": "0 lowest"}, {"best": "lowest 3"}, {"best": 3}],
 )  # fmt: skip
-def test_options_that_cannot_be(bad: dict[str, object]) -> None:
-    with pytest.raises(OptionsError, match=next(iter(bad))):
-        resolve(bad, {})
+def test_options_that_cannot_be(bad: dict[str, Any]) -> None:
+    with pytest.raises(OptionsError, match=f"keep.{next(iter(bad))}"):
+        Keep(**bad)
 
 
 def test_options_become_rules() -> None:
     environment = {"EVERYSTEP_KEEP_BEST": "2 highest", "EVERYSTEP_KEEP_DAILY": "7"}
-    given = rules_of(resolve({"keep_every": 1000}, environment))
+    given = rules_of(resolve({"keep": Keep(every=1000)}, environment))
     assert given == Rules(3, 1000, 0, 7, "2 highest", 0)
     assert rules_of(Options()) == Rules()

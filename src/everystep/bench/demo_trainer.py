@@ -93,7 +93,8 @@ def _steps(
             optimizer,
             run=Path(job.folder) / "run",
             state={"schedule": schedule},
-            idle_exit="1m",  # a demo that was given up leaves nothing behind
+            # a demo that was given up leaves nothing behind
+            tuning=everystep.Tuning(idle_exit="1m"),
         ) as run:
             yield run.steps(job.steps)
     elif job.method == "torch.save":

@@ -46,6 +46,7 @@ class _Scene:
             self.training.model,
             self.training.optimizer,
             run=self.place / "run",
+            every=1,
             durable_every="1h",
             on_failure="raise",
         )

@@ -77,6 +77,7 @@ def _train(training: Training, run: Path, steps: int) -> dict[str, Any]:
         training.model,
         training.optimizer,
         run=run,
+        every=1,
         durable_log=1,
         durable_every="1h",
         on_lag="wait",

@@ -14,6 +14,7 @@ from torch.torch_version import TorchVersion
 
 import everystep
 from everystep.bench.gpt import Training
+from everystep.options import Tuning
 
 _LAG_MAX = 8  # records that one pass redoes together
 
@@ -235,7 +236,10 @@ METHODS: dict[str, tuple[Callable[[Training, Path, int], Method], str]] = {
     "everystep-log-8": (partial(Everystep, durable_log=8), ""),
     "fixed-f100-b2": (partial(Everystep, durable_log=2, durable_every=100), ""),  # LowDiff's way
     "bases-f100": (partial(Everystep, durable_every=100), ""),
-    "everystep-state": (partial(Everystep, log=False), ""),  # the state itself: Checkflow's case
+    "everystep-state": (
+        partial(Everystep, tuning=Tuning(log=False)),
+        "",
+    ),  # the state itself: Checkflow's case
     "torch.save": (TorchSave, ""),
     "dcp.save": (DcpSave, ""),
     "dcp.async_save": (DcpAsync, ""),

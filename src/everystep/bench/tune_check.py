@@ -25,8 +25,8 @@ from everystep.bench.clock import timed
 from everystep.bench.felt import Felt, felt, seconds_lost
 from everystep.bench.gpt import Training
 from everystep.bench.place import temporary_place
+from everystep.environment import resolve
 from everystep.errors import EverystepError
-from everystep.options import resolve
 from everystep.session import Run
 from everystep.store.disk.probe import Disk, measure_disk
 from everystep.tune.choose import Choice, choose
@@ -141,7 +141,7 @@ class _Bench:
         step = statistics.mean(self._timed(None, _TIMED_STEPS))
         self._spans = set()
         with self._attached("first", {"durable_every": _BASE_EVERY_MIN, "durable_log": 0}) as run:
-            bases = resolve({}).keep_last + _BASES_REPLACING
+            bases = resolve({}).keep.last + _BASES_REPLACING
             self._until(run, lambda _: len(self._spans) >= bases, bases)
         longest = max(end - begin for begin, end in self._spans)
         return max(_BASE_EVERY_MIN, math.ceil(longest / step) + _QUIET_STEPS)
@@ -165,7 +165,9 @@ class _Bench:
         self._runs += 1
         model, optimizer = self._training.model, self._training.optimizer
         path = self._place / f"run-{self._runs}-{name}"
-        with everystep.attach(model, optimizer, run=path, on_failure="raise", **options) as run:
+        with everystep.attach(
+            model, optimizer, run=path, every=1, on_failure="raise", **options
+        ) as run:
             run.resume()
             self._until(run, lambda s: s["warm"] and s["durable_step"] is not None)
             yield run

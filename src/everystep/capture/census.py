@@ -161,7 +161,7 @@ def _switch(value: object) -> object:
 
 
 def take_census(models: Models, optimizers: Optimizers, *, log: bool = True) -> LiveCensus:
-    """`log=False`: no optimizer's steps are logged, state is sent instead."""
+    """`Tuning(log=False)`: no optimizer's steps are logged, state is sent instead."""
     models, optimizers = by_key(models), by_key(optimizers)
     check_given(optimizers)
     atoms, tensors = _atoms(models)
@@ -265,7 +265,9 @@ def _optimizer_spec(
     if not any(groups):
         raise UsageError(f"attach: optimizer {key or type(optimizer).__name__!r} has no parameters")
     path = class_path(optimizer)
-    mode, why = mode_of(path) if log else (Mode.STATE, "log=False: its state is sent as it is")
+    mode, why = (
+        mode_of(path) if log else (Mode.STATE, "Tuning(log=False): its state is sent as it is")
+    )
     return OptimizerSpec(key, path, mode, tuple(groups), why)
 
 

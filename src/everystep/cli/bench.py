@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from everystep.cli import output
-from everystep.options import duration_seconds
+from everystep.option_values import duration_seconds
 
 _Model = Annotated[
     str, typer.Option(help="Train this model: gpt-tiny, gpt-124m, gpt-350m or gpt-1.3b.")

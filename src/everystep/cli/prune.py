@@ -19,7 +19,7 @@ from everystep.errors import RunBusy
 from everystep.format.base import Manifest
 from everystep.lane.host import process_start
 from everystep.lane.runtime import runtime_dir
-from everystep.options import Options
+from everystep.options import Keep
 from everystep.recover.meet import hold_run, shadow_of
 from everystep.store import layout
 from everystep.store.disk.files import RunPath, bytes_of
@@ -89,7 +89,7 @@ def prune_run(run: Path, changes: dict[str, Any], *, dry_run: bool, force: bool)
     lineage = read_lineage(run)  # before anything else: it may not be a run at all
     newest = newest_manifest(run)
     rules = msgspec.structs.replace(newest.rules if newest else Rules(), **changes)
-    Options(**msgspec.structs.asdict(rules))  # checks them
+    Keep(**{name.removeprefix("keep_"): value for name, value in changes.items()})  # checks them
     with contextlib.ExitStack() as held:
         if not dry_run:
             _refuse_while_written(run, newest, force)
@@ -113,7 +113,7 @@ def _refuse_while_written(run: Path, newest: Manifest | None, force: bool) -> No
     if pid is not None:
         raise RunBusy(
             f"prune {run}: shadow {pid} on this host writes it",
-            hint="--dry-run shows what would go; give attach the keep_* options, or stop it first",
+            hint="--dry-run shows what would go; give attach other rules with keep=Keep(…), or stop it first",
         )
     if newest and newest.host != socket.gethostname() and not force:
         raise RunBusy(

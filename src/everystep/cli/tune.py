@@ -15,7 +15,7 @@ from everystep.cli.runs import RunName, bucket_of, documents_of, shown
 from everystep.cli.status import run_status
 from everystep.core.failures import Mtbf, mean_time_between_failures
 from everystep.errors import StoreError, UsageError
-from everystep.options import duration_seconds
+from everystep.option_values import duration_seconds
 from everystep.store.bucket.client import is_url
 from everystep.store.bucket.tiers import local_dir
 from everystep.store.disk.probe import Disk, measure_disk

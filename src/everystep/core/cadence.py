@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from everystep.options import Options, duration_seconds
+from everystep.option_values import AUTO, duration_seconds
+from everystep.options import Options
 
 _ABSURD_SECONDS = 10 * 365 * 86400.0
 
@@ -30,11 +31,16 @@ def base_is_due(
     return seconds_since_base >= duration_seconds("durable_every", options.durable_every)
 
 
+def recorded_every(every: int | str) -> int | str:
+    """What `every="auto"` means: every step is recorded."""
+    return 1 if every == AUTO else every
+
+
 class Rest:
     """Between two bases of a run without a log (`every=N`, `every="10m"`). With `every=1` there is none."""
 
     def __init__(self, every: int | str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._every = every
+        self._every = recorded_every(every)
         self._clock = clock
         self._began: tuple[int, float] | None = None  # step and time at which the last base began
 

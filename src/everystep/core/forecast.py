@@ -8,7 +8,8 @@ from everystep.core.census import Census, Mode, gradient_layout
 from everystep.core.retention import Rules
 from everystep.core.sizes import size
 from everystep.errors import NotEnoughDisk
-from everystep.options import AUTO, Options, best_of, duration_seconds
+from everystep.option_values import AUTO, best_of, duration_seconds
+from everystep.options import Options
 
 _DAY_SECONDS = 86400.0
 _SHORT_DAYS = 7.0
@@ -24,7 +25,7 @@ class Forecast(msgspec.Struct, frozen=True):
     free_bytes: int
     base_bytes: int  # one base at most: what did not change is not written again
     bytes_per_day: float | None  # written, of which retention removes most
-    kept_bytes: float | None  # what the rules let stay in the end, `keep_every` aside
+    kept_bytes: float | None  # what the rules let stay in the end, `Keep.every` aside
     days_until_full: float | None
     warning: str = ""
 
@@ -51,8 +52,8 @@ def check_fits(run: str, census: Census, free_bytes: int) -> None:
     if need > free_bytes:
         raise NotEnoughDisk(
             f"attach {run}: a base takes {size(need)} at least, {size(free_bytes)} are free",
-            hint="free space, raise store_quota if there is one, give another run=, or everystep prune older "
-            "runs on this disk",
+            hint="free space, raise tuning=Tuning(store_quota=…) if it is set, give another run=, or "
+            "everystep prune older runs on this disk",
         )
 
 
@@ -111,4 +112,6 @@ def _warning(room: int, kept: float, days: float | None) -> str:
             f"the disk is full in {time}: the rules let {size(kept)} stay, "
             f"there is room for {size(room)}; keep fewer bases, or write them less often (durable_every)"
         )
-    return f"the disk is full in {time}: keep_every grows without end; raise it, or free space"
+    return (
+        f"the disk is full in {time}: keep=Keep(every=…) grows without end; raise it, or free space"
+    )

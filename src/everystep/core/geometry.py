@@ -53,7 +53,7 @@ def ring_geometry(
         raise NotEnoughMemory(
             f"ring: {_SLOTS_MIN} slots of {slot / 2**20:.1f} MiB needed, "
             f"{max(available_bytes, 0) / 2**20:.1f} MiB of host memory available",
-            hint="free host memory, raise the cgroup's limit, or point arena_dir at a disk",
+            hint="free host memory, raise the cgroup's limit, or point tuning=Tuning(arena_dir=…) at a disk",
         )
     return Geometry(int(min(wanted, affordable)), slot)
 

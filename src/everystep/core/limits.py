@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from everystep.options import Options, size_bytes
+from everystep.option_values import size_bytes
+from everystep.options import Options
 
 DAY_SECONDS = 86400.0
 _SLICE_SECONDS = 900.0  # of the day that is looked back on
@@ -25,7 +26,9 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 def limits_of(options: Options) -> Limits:
-    return Limits(*(size_bytes(n, getattr(options, n)) for n in Limits.__struct_fields__))
+    return Limits(
+        *(size_bytes(f"tuning.{n}", getattr(options.tuning, n)) for n in Limits.__struct_fields__)
+    )
 
 
 class Rate:

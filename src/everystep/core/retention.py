@@ -8,13 +8,14 @@ from typing import NamedTuple
 
 import msgspec
 
-from everystep.options import Options, best_of
+from everystep.option_values import best_of
+from everystep.options import Options
 
 _HOUR_SECONDS, _DAY_SECONDS = 3600, 86400
 
 
 class Rules(msgspec.Struct, frozen=True):
-    """The `keep_*` options, as they travel to the shadow and into the manifest."""
+    """The option `keep`, as it travels to the shadow and into the manifest."""
 
     keep_last: int = 3
     keep_every: int = 0
@@ -25,7 +26,8 @@ class Rules(msgspec.Struct, frozen=True):
 
 
 def rules_of(options: Options) -> Rules:
-    return Rules(*(getattr(options, name) for name in Rules.__struct_fields__))
+    kept = msgspec.structs.asdict(options.keep)
+    return Rules(**{f"keep_{name}": value for name, value in kept.items()})
 
 
 class BaseFacts(NamedTuple):

@@ -64,7 +64,7 @@ def _refusal(error: OSError, what: str) -> NotEnoughMemory:
     if limit is None:
         return NotEnoughMemory(
             f"{what}: {error.strerror}",
-            hint="point arena_dir (or EVERYSTEP_ARENA_DIR) at a directory with room, "
+            hint="point tuning=Tuning(arena_dir=…) (or EVERYSTEP_ARENA_DIR) at a directory with room, "
             "or free host memory",
         )
     return NotEnoughMemory(
@@ -104,5 +104,5 @@ def _unnamed_file(directory: str) -> int:
     except OSError as error:
         raise NotEnoughMemory(
             f"open an unnamed file in {directory}: {error.strerror}",
-            hint="arena_dir must be a writable directory on a local file system",
+            hint="tuning=Tuning(arena_dir=…) must be a writable directory on a local file system",
         ) from error

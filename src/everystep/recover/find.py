@@ -283,7 +283,8 @@ def _from_store(
             if lacking and behind.end.step > candidate.entry.step:
                 problems.append(
                     f"step {behind.end.step}: weights and optimizers are exact, residuals of compression are "
-                    f'those of step {candidate.entry.step} (residuals="exact" resumes there instead)'
+                    f'those of step {candidate.entry.step} (tuning=Tuning(residuals="exact") resumes '
+                    "there instead)"
                 )
             return _found_base(reader, session, tail, behind, problems)
     return None

@@ -20,7 +20,7 @@ from everystep.lane.host import process_start
 from everystep.lane.process_watch import ProcessWatch
 from everystep.lane.ring import RingReader
 from everystep.lane.runtime import is_alive
-from everystep.options import duration_seconds
+from everystep.option_values import duration_seconds
 from everystep.shadow.advances import Advances
 from everystep.shadow.base_scheduler import BaseScheduler
 from everystep.shadow.base_writer import BaseWriter
@@ -313,7 +313,7 @@ class Shadow:
         if self._trainer_alive or self._distrusted or not self._drained or self.base_writer.busy:
             return
         idle = time.monotonic() - self._idle_since
-        patience = duration_seconds("idle_exit", self.options.idle_exit)
+        patience = duration_seconds("tuning.idle_exit", self.options.tuning.idle_exit)
         if (
             idle > _GIVE_UP_IDLES * patience
             or self.base_writer.state.fenced  # it may write nothing more, and others have gone on

@@ -18,7 +18,9 @@ import msgspec
 
 from everystep.core.events import Event, Seal
 from everystep.core.failures import Mtbf, mean_time_between_failures
-from everystep.options import AUTO, Options, duration_seconds
+from everystep.option_values import AUTO, duration_seconds
+from everystep.options import Keep, Options
+from everystep.options import Tuning as TuningOptions
 from everystep.shadow.base_scheduler import BaseScheduler
 from everystep.shadow.base_writer import BaseWriter
 from everystep.shadow.beside import begin
@@ -48,13 +50,16 @@ def first_interval(config: ShadowConfig) -> str | int:
 
 
 def first_options(config: ShadowConfig) -> Options:
+    rules = msgspec.structs.asdict(config.rules)
     return Options(
-        **msgspec.structs.asdict(config.rules),
         durable_every=first_interval(config),
         durable_log=config.durable_log,
-        idle_exit=config.idle_exit,
-        arena_dir=config.arena_dir,
-        **msgspec.structs.asdict(config.limits),
+        keep=Keep(**{name.removeprefix("keep_"): value for name, value in rules.items()}),
+        tuning=TuningOptions(
+            idle_exit=config.idle_exit,
+            arena_dir=config.arena_dir,
+            **msgspec.structs.asdict(config.limits),
+        ),
     )
 
 
@@ -151,7 +156,7 @@ class Tuning:
         log.info("plan base_every=%d batch=%d why=%s", plan.base_every, plan.batch, self._why)
         if self._config.durable_every == AUTO:
             options = self._base_scheduler.options
-            self._base_scheduler.options = dataclasses.replace(
+            self._base_scheduler.options = msgspec.structs.replace(
                 options, durable_every=plan.base_every
             )
         if self._config.durable_log == AUTO and self._log is not None:

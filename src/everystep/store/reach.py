@@ -13,7 +13,7 @@ from everystep.store.runs import Candidate, Lineage
 
 HOW_TO_HAVE_MORE = (
     "to have more next time: durable_log=1 keeps every step since the oldest of the last bases, "
-    "keep_last and keep_every keep more bases, a shorter durable_every writes them more often"
+    "keep=Keep(last=…, every=…) keeps more bases, a shorter durable_every writes them more often"
 )
 _SHOWN_MAX = 12
 

@@ -161,7 +161,8 @@ class TermWriter:
                 raise NotEnoughDisk(
                     f"write a base of step {snapshot.step} to {self._run}: it takes {size(need)}, and "
                     f"{size(used)} of store_quota {size(quota)} are used by what has to stay",
-                    hint="raise store_quota, or remove tags that pin bases (everystep ls shows them)",
+                    hint="raise tuning=Tuning(store_quota=…), or remove tags that pin bases (everystep ls "
+                    "shows them)",
                 )
             if not checked:
                 read_back(self._run, lineage.candidates[0], self._meter.tick)

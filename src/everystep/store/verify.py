@@ -26,7 +26,7 @@ from everystep.store.tags import read_tags
 _LOOKS_MAX = 5  # at a run whose writer goes on meanwhile
 _TOO_FAST = (
     "bases are written and removed faster than they are read here: none was read whole; verify it again "
-    "while its writer rests, or keep more bases (keep_last)"
+    "while its writer rests, or keep more bases with keep=Keep(last=…)"
 )
 _THREADS = 4  # hashing releases the GIL; a few readers keep a disk busy
 

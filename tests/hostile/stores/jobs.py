@@ -59,7 +59,9 @@ def plain() -> Job:
         (1, "a"): {"set": {1, 2}, "big": 2**70, "none": None},
     }
     state = {"sched": torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5), "notes": notes}
-    return Job(model, optimizer, state, {"durable_log": 1, "keep_last": 3})
+    return Job(
+        model, optimizer, state, {"every": 1, "durable_log": 1, "keep": everystep.Keep(last=3)}
+    )
 
 
 def own() -> Job:
@@ -67,7 +69,9 @@ def own() -> Job:
     model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))
     first, second = (layer.parameters() for layer in (model[0], model[2]))
     optimizers = {"own": Own(first), "sgd": torch.optim.SGD(second, lr=0.1)}
-    return Job(model, optimizers, {}, {"durable_log": 2, "keep_last": 3})
+    return Job(
+        model, optimizers, {}, {"every": 1, "durable_log": 2, "keep": everystep.Keep(last=3)}
+    )
 
 
 def sparse() -> Job:
@@ -76,7 +80,12 @@ def sparse() -> Job:
     model = nn.Sequential(nn.Linear(6, 2000), nn.Linear(2000, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     everystep.compress(optimizer, "topk", ratio=0.02)
-    return Job(model, optimizer, {}, {"durable_log": 1, "keep_slots": 1, "keep_last": 3})
+    return Job(
+        model,
+        optimizer,
+        {},
+        {"every": 1, "durable_log": 1, "keep": everystep.Keep(slots=1, last=3)},
+    )
 
 
 JOBS: dict[str, Callable[[], Job]] = {"plain": plain, "own": own, "sparse": sparse}

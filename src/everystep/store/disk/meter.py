@@ -118,13 +118,14 @@ class Meter:
             raise NotEnoughDisk(
                 f"write {words(size)} of log: {words(free)} of the disk are free, and the next base takes "
                 f"{words(next_base)}",
-                hint="the log goes on behind the next base; make room, or lower keep_last",
+                hint="the log goes on behind the next base; make room, or lower keep=Keep(last=…)",
             )
         if not log_has_room(quota, used=used, size=size, next_base=next_base, may_go=may_go):
             raise NotEnoughDisk(
                 f"write {words(size)} of log: {words(used)} of store_quota {words(quota)} are used, "
                 f"and the next base takes {words(next_base)}",
-                hint="the log goes on behind the next base; raise store_quota or lower keep_last",
+                hint="the log goes on behind the next base; raise tuning=Tuning(store_quota=…) or lower "
+                "keep=Keep(last=…)",
             )
         if self.seconds_until(size) != 0:
             limit = self.limits.disk_bytes_per_day
@@ -144,7 +145,7 @@ class Meter:
         if free < size + next_base or no_room or self.seconds_until(size) != 0:
             raise NotEnoughDisk(
                 f"write {words(size)} to {run} for a moment: {words(free)} are free, limits leave less",
-                hint="make room, or raise store_quota or disk_bytes_per_day",
+                hint="make room, or raise tuning=Tuning(store_quota=…, disk_bytes_per_day=…)",
             )
         with self._lock:
             self._day.add(size)

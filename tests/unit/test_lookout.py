@@ -105,6 +105,6 @@ def test_a_bucket_claims_what_a_resume_would_take(
         newest=SimpleNamespace(point=base, entry=SimpleNamespace(step=100))
     )
     shipper._log = SimpleNamespace(step=150)
-    shipper._keeper = SimpleNamespace(reaches=lambda _: 150)
+    shipper._log_keeper = SimpleNamespace(reaches=lambda _: 150)
     shipper._carriers[0].fenced = fenced
     assert shipper.step(PersistState(durable=base)) == step

@@ -70,7 +70,7 @@ class BaseScheduler:
         """A base of this run is in the store, or on its way there without handle anything up."""
         base_writer = self._base_writer
         state = base_writer.state
-        begun = state.durable is not None or bool(state.problem)
+        begun = state.durable is not None or bool(base_writer.trouble.problem)
         return begun or (bool(state.term) and base_writer.busy and not self.holds_still)
 
     @property
@@ -88,7 +88,7 @@ class BaseScheduler:
         if (
             not self.has_news
             or self._parted_at == self._intake.step
-            or self._base_writer.state.fenced
+            or self._base_writer.trouble.fenced
         ):
             self._parts_since = None
             return True
@@ -127,11 +127,11 @@ class BaseScheduler:
         state = self._base_writer.state
         if self.wanted is not None and moving and not asked and not self._intake.waits_for_base:
             return  # it is under way
-        if state.fenced:
+        if self._base_writer.trouble.fenced:
             self._room = None
         if self._base_writer.busy and state.term:
             self._look_at_rate()
-        if not (self._base_writer.may_try or (asked and self._base_writer.idle)):
+        if not (self._base_writer.may_begin or (asked and self._base_writer.idle)):
             return
         if not state.term:
             self._base_writer.begin_claim()
@@ -143,7 +143,7 @@ class BaseScheduler:
             seconds_since_base=state.durable_age_seconds,
         )
         # what failed is tried until it is done, and a log with a gap is good for nothing but behind a base
-        failed = bool(state.problem) or log_broken
+        failed = bool(self._base_writer.trouble.problem) or log_broken
         urgent = asked or last_words or self._intake.waits_for_base
         self.delayed = self.delayed if due or failed else ""
         if self.has_news and (urgent or ((due or failed) and self._is_allowed())):

@@ -170,7 +170,7 @@ class Presence:
     def honest(self, status: dict[str, Any]) -> dict[str, Any]:
         """A directory that is not there any more holds nothing that could be resumed from, and one that
         others go on with brings back what is theirs."""
-        void = self.lost or self._base_writer.state.fenced
+        void = self.lost or self._base_writer.trouble.fenced
         return {**status, **dict.fromkeys(_CLAIMS)} if void else status
 
     def leave(self) -> None:

@@ -91,13 +91,13 @@ class Shadow:
         if self.succession.alone:
             writer.begin_claim()
             writer.wait(_CLAIM_SECONDS)  # not for ever: a disk may hang
-        fenced = writer.state.fenced
+        fenced = writer.trouble.fenced
         if fenced:
             self.succession.happens(RoleEvent.ENDS, "the run is another's")
         else:
             self.requests.board.put_up(self.status())
             self.succession.begin()
-        told = writer.state.problem if fenced else str(os.getpid())
+        told = writer.trouble.problem if fenced else str(os.getpid())
         os.write(self.config.ready_fd, told.encode())
         os.close(self.config.ready_fd)
         self.advances.use_twins()
@@ -171,7 +171,7 @@ class Shadow:
         if persistence.base_writer.busy:
             return
         # it may write nothing more, and others have gone on; or it has nothing that could be written
-        fenced = persistence.base_writer.state.fenced
+        fenced = persistence.base_writer.trouble.fenced
         hopeless = fenced or (not self.intake.replica.complete and succession.alone)
         patience = duration_seconds("idle_exit", self.config.idle_exit)
         succession.leave_when_idle(patience, owes=persistence.owes, hopeless=hopeless)
@@ -224,7 +224,7 @@ class Shadow:
         persistence = self.persistence
         logged = persistence.log.problem if persistence.log else ""
         delayed = persistence.base_scheduler.delayed
-        stored = self.presence.problem or persistence.base_writer.state.problem or delayed
+        stored = self.presence.problem or persistence.base_writer.trouble.problem or delayed
         return stored or self.faults.problem or logged or persistence.shipper.problem
 
     # ------------------------------------------------------------------ the end

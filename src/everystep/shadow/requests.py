@@ -64,7 +64,7 @@ class Requests:
         base_writer, lookout = self._persistence.base_writer, self._persistence.lookout
         while (received := self.control.receive()) is not None:
             look = 0 if isinstance(received[1], control.AskStatus) else lookout.ask()
-            self._waiters.append(Waiter(*received, base_writer.state.failures_total, look))
+            self._waiters.append(Waiter(*received, base_writer.trouble.failures_total, look))
         self._waiters = [waiter for waiter in self._waiters if not self._is_answered(waiter)]
 
     def _is_answered(self, waiter: Waiter) -> bool:
@@ -157,10 +157,10 @@ class Requests:
 
     def _failure_since(self, waiter: Waiter) -> str:
         """Only a failure since it was asked is an answer: what failed earlier may have been mended."""
-        state, faults = self._persistence.base_writer.state, self._receiver.faults
-        new = state.fenced or state.failures_total > waiter.failures
+        trouble, faults = self._persistence.base_writer.trouble, self._receiver.faults
+        new = trouble.fenced or trouble.failures_total > waiter.failures
         hopeless = faults.problem if faults.starts_over > START_OVER_MAX else ""
-        return (state.problem if new else "") or hopeless
+        return (trouble.problem if new else "") or hopeless
 
     def close(self) -> None:
         self.descriptors.close()

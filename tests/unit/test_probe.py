@@ -13,6 +13,7 @@ import pytest
 
 from everystep.core.limits import Limits
 from everystep.errors import NotEnoughDisk
+from everystep.options import Options
 from everystep.shadow import tuning
 from everystep.store import meter as meters
 from everystep.store import probe
@@ -85,7 +86,8 @@ def test_a_measurement_that_fails_is_tried_again(
 
     monkeypatch.setattr(tuning, "measure_disk", measure)
     it = tuning.Tuning.__new__(tuning.Tuning)
-    it._config = SimpleNamespace(run=str(tmp_path), mtbf="1h")  # type: ignore[assignment]
+    it._config = SimpleNamespace(run=str(tmp_path))  # type: ignore[assignment]
+    it._options = Options(mtbf="1h")
     it._base_writer = SimpleNamespace(meter=Meter())  # type: ignore[assignment]
     it._probe, it._disk, it._next_fit = None, None, 0.0
     it._begin_probe()

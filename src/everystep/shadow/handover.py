@@ -33,7 +33,7 @@ class Handover:
         be steps that training has gone back from, which are not ours."""
         tail = b"".join(data for _, data in self._intake.tail)
         if tail:
-            self._tail = SharedMemory.create(len(tail), "tail", self._config.arena_dir)
+            self._tail = SharedMemory.create(len(tail), "tail", self._config.options.arena_dir)
             self._tail.view[: len(tail)] = tail
         session = self._intake.session_values()
         return self._replica.handle(

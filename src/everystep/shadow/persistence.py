@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from everystep.core.events import Event, Seal
+from everystep.core.limits import limits_of
+from everystep.core.retention import rules_of
 from everystep.shadow.base_scheduler import BaseScheduler
 from everystep.shadow.base_writer import BaseWriter
 from everystep.shadow.config import ShadowConfig
@@ -15,7 +17,7 @@ from everystep.shadow.lookout import Lookout, Seen
 from everystep.shadow.outlook import Outlook
 from everystep.shadow.report import describe_store
 from everystep.shadow.shipper import Shipper
-from everystep.shadow.tuning import Tuning, first_batch, first_options
+from everystep.shadow.tuning import Tuning, first_batch, until_tuned
 from everystep.store.meter import Meter
 
 _LAST_SECONDS = 5.0
@@ -27,21 +29,22 @@ class Persistence:
 
     def __init__(self, config: ShadowConfig, intake: Intake) -> None:
         self._config = config
-        run, options, meter = Path(config.run), first_options(config), Meter(config.limits)
+        run, options = Path(config.run), until_tuned(config.options)
+        meter = Meter(limits_of(options))
         self.base_writer = BaseWriter(
-            run, config.continues, config.rules, config.run_id, meter, config.known
+            run, config.continues, rules_of(options), config.run_id, meter, config.known
         )
         self.lookout = Lookout(self._look)
         self.base_writer.on_failure = self.lookout.look
         self.base_writer.outlook = self.outlook = Outlook(run, config.census, options)
         self.base_scheduler = BaseScheduler(options, intake, self.base_writer)
         self.log: LogKeeper | None = None
-        if config.durable_log:
-            self.log = LogKeeper(run, config.census, first_batch(config), meter)
+        if options.durable_log:
+            self.log = LogKeeper(run, config.census, first_batch(options), meter)
             self.base_writer.ended_log = self.log.ended
         self.tuning = Tuning(config, intake, self.base_writer, self.base_scheduler, self.log)
-        shipping = config.bucket, config.bucket_bytes_per_second, config.log_is_resumed
-        self.shipper = Shipper(run, *shipping)
+        rate = options.bucket_bytes_per_second
+        self.shipper = Shipper(run, options.bucket, rate, config.log_is_resumed)
         self.shipper.check_directory = self.base_writer.check_directory
 
     def _look(self) -> Seen:

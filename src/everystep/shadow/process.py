@@ -43,7 +43,7 @@ _FAILING_SECONDS = 60.0  # at every turn: then the trainer's next shadow may do 
 class Shadow:
     def __init__(self, config: ShadowConfig) -> None:
         self.config = config
-        replica = Replica(config.census, config.arena_dir)
+        replica = Replica(config.census, config.options.arena_dir)
         ring = RingReader(SharedMemory(config.ring_fd), config.geometry)
         empty = SessionValues(config.step, b"", b"", (), ())
         self.intake = Intake(config.census, ring, replica, empty)
@@ -173,7 +173,7 @@ class Shadow:
         # it may write nothing more, and others have gone on; or it has nothing that could be written
         fenced = persistence.base_writer.trouble.fenced
         hopeless = fenced or (not self.intake.replica.complete and succession.alone)
-        patience = duration_seconds("idle_exit", self.config.idle_exit)
+        patience = duration_seconds("idle_exit", self.config.options.idle_exit)
         succession.leave_when_idle(patience, owes=persistence.owes, hopeless=hopeless)
 
     def _tell(self) -> None:

@@ -20,8 +20,8 @@ from everystep.lane.host import process_start, process_state, read_facts
 from everystep.lane.ring import RingWriter
 from everystep.lane.runtime import ShadowCard
 from everystep.options import Options
+from everystep.process.spawn import ShadowHandle, start_shadow
 from everystep.recover.find import RestorePoint
-from everystep.shadow.spawn import ShadowHandle, start_shadow
 from everystep.standing import Place
 
 log = logging.getLogger("everystep")

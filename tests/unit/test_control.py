@@ -33,8 +33,8 @@ from everystep.lane.control import (
 )
 from everystep.lane.protocol import PROTOCOL
 from everystep.lane.runtime import ShadowCard
-from everystep.shadow.config import ShadowConfig
-from everystep.shadow.spawn import ShadowHandle
+from everystep.process.config import ShadowConfig
+from everystep.process.spawn import ShadowHandle
 
 SEED = int(os.environ.get("EVERYSTEP_SEED", random.SystemRandom().randrange(1 << 30)))
 # what processes of one protocol say to each other: when it changes, PROTOCOL goes up and a line is added

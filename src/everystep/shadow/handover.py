@@ -5,7 +5,7 @@ from __future__ import annotations
 from everystep.format.base import Point
 from everystep.lane.arena import SharedMemory
 from everystep.lane.control import ReplicaHandle
-from everystep.shadow.config import ShadowConfig
+from everystep.process.config import ShadowConfig
 from everystep.shadow.intake import Intake
 from everystep.shadow.replica import Replica
 

@@ -8,9 +8,9 @@ from typing import Any
 from everystep.core.events import Event, Seal
 from everystep.core.limits import limits_of
 from everystep.core.retention import rules_of
+from everystep.process.config import ShadowConfig
 from everystep.shadow.base_scheduler import BaseScheduler
 from everystep.shadow.base_writer import BaseWriter
-from everystep.shadow.config import ShadowConfig
 from everystep.shadow.intake import Intake
 from everystep.shadow.logkeeper import LogKeeper
 from everystep.shadow.lookout import Lookout, Seen

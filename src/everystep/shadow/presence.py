@@ -19,7 +19,6 @@ from everystep.lane.host import process_start
 from everystep.lane.lock import FRESH_SECONDS
 from everystep.lane.place import remake
 from everystep.lane.protocol import PROTOCOL
-from everystep.lane.retire import retire
 from everystep.lane.runtime import (
     ShadowCard,
     is_alive,
@@ -28,8 +27,9 @@ from everystep.lane.runtime import (
     write_card,
     write_card_ahead,
 )
+from everystep.process.config import ShadowConfig
+from everystep.process.retire import retire
 from everystep.shadow.base_writer import BaseWriter
-from everystep.shadow.config import ShadowConfig
 from everystep.shadow.lookout import Lookout
 
 log = logging.getLogger(__name__)

@@ -16,9 +16,9 @@ from everystep.format.base import SessionValues
 from everystep.lane.arena import SharedMemory
 from everystep.lane.ring import RingReader
 from everystep.options import duration_seconds
+from everystep.process.config import ShadowConfig
 from everystep.shadow.advances import Advances
 from everystep.shadow.beside import guarded
-from everystep.shadow.config import ShadowConfig
 from everystep.shadow.faults import Faults
 from everystep.shadow.handover import Handover
 from everystep.shadow.intake import Intake

@@ -8,9 +8,9 @@ import time
 from everystep.core.roles import ForbiddenTransition, Role, RoleEvent, advance
 from everystep.lane.control import AskDefer
 from everystep.lane.host import process_start
-from everystep.lane.process_watch import ProcessWatch
 from everystep.lane.runtime import is_alive
-from everystep.shadow.config import ShadowConfig
+from everystep.process.config import ShadowConfig
+from everystep.process.watch import ProcessWatch
 from everystep.shadow.faults import Faults
 from everystep.shadow.presence import Presence
 

@@ -17,10 +17,10 @@ from typing import Any
 from everystep.core.events import Event, Seal
 from everystep.core.failures import Mtbf, mean_time_between_failures
 from everystep.options import AUTO, Options, duration_seconds
+from everystep.process.config import ShadowConfig
 from everystep.shadow.base_scheduler import BaseScheduler
 from everystep.shadow.base_writer import BaseWriter
 from everystep.shadow.beside import begin
-from everystep.shadow.config import ShadowConfig
 from everystep.shadow.intake import Intake
 from everystep.shadow.logkeeper import LogKeeper
 from everystep.shadow.slowdown_estimator import SlowdownEstimator

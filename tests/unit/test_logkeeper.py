@@ -204,7 +204,7 @@ def test_a_batch_that_no_thread_takes_is_not_claimed(
         bench.offer(2, 1)
         broken.setattr(threading.Thread, "start", refuse)
         bench.look()
-    assert bench.log_keeper.broken and bench.log_keeper.let_go == 1
+    assert bench.log_keeper.broken and bench.log_keeper.dropped == 1
     assert type(error).__name__ in bench.log_keeper.problem
     bench.log_keeper.trouble = bench.log_keeper.trouble.retry_now()
     bench.log(3, 2)
@@ -251,7 +251,9 @@ def test_memory_that_waits_for_a_disk_is_bounded(
         assert not bench.log_keeper.broken
         bench.offer(4, 3)
         assert (
-            bench.log_keeper.broken and bench.log_keeper.let_go == 3 and not bench.log_keeper._bytes
+            bench.log_keeper.broken
+            and bench.log_keeper.dropped == 3
+            and not bench.log_keeper._bytes
         )
         go_on.set()
         while bench.log_keeper.busy:

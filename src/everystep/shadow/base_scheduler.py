@@ -67,7 +67,7 @@ class BaseScheduler:
 
     @property
     def has_begun(self) -> bool:
-        """A base of this run is in the store, or on its way there without handle anything up."""
+        """A base of this run is in the store, or on its way there while replay goes on."""
         base_writer = self._base_writer
         state = base_writer.state
         begun = state.durable is not None or bool(base_writer.trouble.problem)
@@ -203,7 +203,7 @@ class BaseScheduler:
     def _room_is_ready(self) -> bool:
         """Have memory made for a copy, and replay go on meanwhile."""
         if self._room is None:
-            self._base_writer.spans.begin()  # training may feel it
+            self._base_writer.spans.begin()  # it may slow training down
             with contextlib.suppress(OSError):  # refused: so will be the copy
                 self._room = Room(self._changed_bytes())
         return self._room is None or self._room.ready

@@ -64,7 +64,7 @@ class LogKeeper(Worker):
         self.spans = Spans()
         self._patience = _PATIENCE_SECONDS
         self._lags = ""  # why records were dropped here, until a batch is written
-        self.let_go = 0
+        self.dropped = 0
         self._gap_until: int | None = None  # the last step of a gap that no base has healed
         self._ends_at = 0  # the step before it
         self._begins_after: int | None = None  # the step that the first record kept here follows
@@ -135,7 +135,7 @@ class LogKeeper(Worker):
             known = self._gap_until
             self._ends_at = before if known is None else min(before, self._ends_at)
             self._gap_until = last if known is None else max(last, known)
-            self.let_go += records
+            self.dropped += records
 
     def reaches(self, base: int) -> int:
         """The step that this base and the log behind it bring back."""

@@ -13,8 +13,6 @@ from pathlib import Path
 
 from everystep.core.census import Census
 from everystep.core.geometry import Geometry, replica_bytes, ring_geometry
-from everystep.core.limits import limits_of
-from everystep.core.retention import rules_of
 from everystep.core.survival import Facts, survival
 from everystep.errors import LaneTimeout, NotEnoughMemory, ShadowLost
 from everystep.lane.arena import SharedMemory
@@ -22,8 +20,8 @@ from everystep.lane.host import process_start, process_state, read_facts
 from everystep.lane.ring import RingWriter
 from everystep.lane.runtime import ShadowCard
 from everystep.options import Options
+from everystep.process.spawn import ShadowHandle, start_shadow
 from everystep.recover.find import RestorePoint
-from everystep.shadow.spawn import ShadowHandle, start_shadow
 from everystep.standing import Place
 
 log = logging.getLogger("everystep")
@@ -181,18 +179,7 @@ def connect(
             adopted=adopted,
             predecessor=predecessor,
             survival=verdict,
-            durable_every=options.durable_every,
-            durable_log=options.durable_log,
-            rules=rules_of(options),
-            overhead_budget_percent=options.overhead_budget_percent,
-            mtbf=options.tuning.mtbf,
-            idle_exit=options.tuning.idle_exit,
-            arena_dir=options.tuning.arena_dir,
-            limits=limits_of(options),
-            bucket=options.bucket,
-            bucket_bytes_per_second=options.tuning.bucket_bytes_per_second,
-            log_is_resumed=options.tuning.residuals == "lossy"
-            or not any(a.lossy for a in census.atoms),
+            options=options,
         )
     except BaseException:
         memory.close()

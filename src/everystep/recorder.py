@@ -43,8 +43,8 @@ from everystep.lane.control import (
 )
 from everystep.lane.runtime import ShadowCard, read_card
 from everystep.options import Options
+from everystep.process.spawn import ShadowHandle
 from everystep.recover.find import RestorePoint
-from everystep.shadow.spawn import ShadowHandle
 from everystep.standing import Standing
 from everystep.starter import Started, Starter
 

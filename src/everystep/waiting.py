@@ -12,7 +12,7 @@ from everystep.core.sizes import size
 from everystep.errors import EverystepError, LaneTimeout
 from everystep.lane.control import AskStatus, ask
 from everystep.lane.host import process_state
-from everystep.shadow.spawn import ShadowHandle
+from everystep.process.spawn import ShadowHandle
 from everystep.tell import tell
 
 _BOARD_SECONDS = 1.0

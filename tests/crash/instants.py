@@ -35,7 +35,7 @@ IN_ATTACH: dict[str, tuple[str, list[str]]] = {
     "loading": ("before", ["everystep.loading:load_optimizers"]),
     "loaded": ("after", ["everystep.loading:load_optimizers"]),
     "before the shadow": ("before", ["everystep.connection:start_shadow"]),
-    "shadow starting": ("before", ["everystep.shadow.spawn:_read_pid"]),
+    "shadow starting": ("before", ["everystep.process.spawn:_read_pid"]),
     "shadow started": ("after", ["everystep.connection:start_shadow"]),
     "hooks installed": ("after", ["everystep.capture.tap:Tap.install"]),
 }

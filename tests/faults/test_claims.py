@@ -116,7 +116,7 @@ class Life:
             now=self.chance.random() < 0.7,
         )
         self.log.wait(10)
-        self.log._retry_at = 0.0  # a shadow would try again later
+        self.log.trouble = self.log.trouble.retry_now()  # a shadow would try again later
 
     def _offer(self, after: int, event: Edit | Rebase) -> None:
         seal = Seal(self.step, after, random_states(self.step, 0), b"", (b"",), 0)

@@ -25,7 +25,7 @@ from everystep.errors import DescriptorsRefused, NotEnoughMemory
 from everystep.lane.arena import SharedMemory
 from everystep.lane.descriptors import DescriptorServer, receive_descriptors
 from everystep.lane.host import process_start
-from everystep.lane.process_watch import ProcessWatch
+from everystep.process.watch import ProcessWatch
 from everystep.store.reader import open_run
 
 from .traces import bits, model, sgd, train_step

@@ -17,12 +17,12 @@ import everystep
 from everystep import connection
 from everystep.cli.status import run_status
 from everystep.errors import LaneTimeout, NothingToRecover, ProtocolMismatch, ShadowLost
-from everystep.lane import last_words
 from everystep.lane.host import process_start
 from everystep.lane.protocol import PROTOCOL
 from everystep.lane.runtime import ShadowCard, read_card, runtime_dir, write_card
+from everystep.process import last_words
+from everystep.process.config import read_config
 from everystep.recover import find
-from everystep.shadow.config import read_config
 
 from .traces import bits, model, sgd, shadows, train_step
 

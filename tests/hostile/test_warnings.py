@@ -27,13 +27,13 @@ _DEADLINE_SECONDS = 60.0
 # a shadow that fails at one record while it is in step, and is soon taken for well again
 FAILING = """
 from everystep.shadow import process
-from everystep.shadow.tuning import Tuning
-plain = Tuning.on_record
+from everystep.shadow.tuning import Tuner
+plain = Tuner.on_record
 def fail(self, seal, entries):
     if seal.step == 3:
         raise ZeroDivisionError("planted")
     plain(self, seal, entries)
-Tuning.on_record = fail
+Tuner.on_record = fail
 process._HEALED_SECONDS = 1.0
 """
 

@@ -142,7 +142,7 @@ def _train(order: dict[str, Any], tell: _Teller) -> None:
 
 
 def _start_shadows_warm() -> None:
-    import everystep.shadow.spawn as spawn
+    import everystep.process.spawn as spawn
     from storm.nursery import WarmPopen
 
     spawn.subprocess = types.SimpleNamespace(Popen=WarmPopen, PIPE=subprocess.PIPE)  # type: ignore[assignment]

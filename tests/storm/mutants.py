@@ -282,7 +282,7 @@ MUTANTS = [
         "shadow/base_writer.py",
         "time.monotonic()",
         "time.time()",
-        10,
+        8,
     ),
     Mutant(
         "a deleted run comes back",

@@ -94,7 +94,7 @@ def failing(owner, name, armed):
         return real(self, *args, **more)
     setattr(owner, name, work)
 for where in (
-    "intake.Intake.take", "tuning.Tuning.on_record",
+    "intake.Intake.take", "tuning.Tuner.on_record",
     "base_scheduler.BaseScheduler.persist_if_due", "replica.Replica.write",
 ):
     module, kind, name = where.split(".")

@@ -110,6 +110,18 @@ def test_broad_excepts_stand_at_the_boundaries_only() -> None:
     assert not found, "\n".join(found)
 
 
+def test_the_role_of_a_shadow_changes_in_one_place() -> None:
+    """In the method that asks the table of core/roles.py, and logs the transition."""
+    places = []
+    for path in SOURCES:
+        for function in ast.walk(ast.parse(path.read_text())):
+            if isinstance(function, ast.FunctionDef):
+                stored = (node for node in ast.walk(function) if isinstance(node, ast.Attribute))
+                if any(n.attr == "role" and isinstance(n.ctx, ast.Store) for n in stored):
+                    places.append((path.name, function.name))
+    assert places == [("succession.py", "__init__"), ("succession.py", "happens")]
+
+
 def test_no_pickle() -> None:
     users = [p for p in SOURCES if re.search(r"\b(import pickle|torch\.load)\b", p.read_text())]
     assert users == []

@@ -270,7 +270,7 @@ def test_what_could_not_be_written_is_kept_until_the_new_base_begins_to_come(
         part()
     assert intake.whole and intake.waits_for_base and intake.step == 1
     assert bench.writer.requested_atoms() is None, "the trainer is asked all the same"
-    bench.base_writer.state = msgspec.structs.replace(bench.base_writer.state, retry_at=0.0)
+    bench.base_writer.trouble = bench.base_writer.trouble.retry_now()
     slow = threading.Event()
     write_base = term.write_base
     with monkeypatch.context() as patched:

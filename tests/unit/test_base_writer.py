@@ -64,12 +64,14 @@ def test_a_term_is_claimed_as_a_whole_or_tried_again(
     once(monkeypatch, place, name, error)
     base_writer.claim()
     base_writer.wait()
-    state = base_writer.state
-    assert state.term == 0 and state.problem and state.failures == 1 and not base_writer.may_try
+    state, trouble = base_writer.state, base_writer.trouble
+    assert state.term == 0 and trouble.problem and trouble.failures == 1
+    assert not base_writer.may_begin
     base_writer.claim()
     base_writer.wait()
     state = base_writer.state
-    assert state.term == max(term_numbers(run)) and state.reached == 1 and not state.problem
+    assert state.term == max(term_numbers(run)) and state.reached == 1
+    assert not base_writer.trouble.problem
     if place is writing:
         assert state.term <= 2, "what was claimed is kept"
 
@@ -82,13 +84,13 @@ def test_whatever_ends_a_write_is_told_and_tried_again_later(
     once(monkeypatch, term, "write_base", error)
     bench.base_scheduler.persist_if_due(asked=True, last_words=False, moving=False)
     bench.base_writer.wait()
-    state = bench.base_writer.state
-    assert state.failures == 1 and state.problem and state.retry_at > time.monotonic()
-    assert not bench.base_writer.may_try, "not in a hot loop"
+    trouble = bench.base_writer.trouble
+    assert trouble.failures == 1 and trouble.problem and trouble.retry_at > time.monotonic()
+    assert not bench.base_writer.may_begin, "not in a hot loop"
     bench.base_scheduler.persist_if_due(asked=True, last_words=False, moving=False)
     bench.base_writer.wait()
     assert [c.entry.step for c in read_lineage(tmp_path / "run").candidates] == [1]
-    assert not bench.base_writer.state.problem
+    assert not bench.base_writer.trouble.problem
 
 
 @pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), MemoryError()], ids=repr)
@@ -98,7 +100,7 @@ def test_a_thread_that_cannot_be_started_is_a_store_that_fails(
     bench = Bench(tmp_path / "run")
     once(monkeypatch, threading.Thread, "start", error)
     bench.base_scheduler.persist_if_due(asked=True, last_words=False, moving=False)
-    assert bench.base_writer.state.failures == 1 and not bench.base_scheduler.holds_still
+    assert bench.base_writer.trouble.failures == 1 and not bench.base_scheduler.holds_still
     now = time.monotonic_ns()
     assert not bench.base_writer.spans.meet(now, now + 1)
     bench.base_scheduler.persist_if_due(asked=True, last_words=False, moving=False)

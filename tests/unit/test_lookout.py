@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from everystep.core.trouble import Trouble
 from everystep.format.base import Point
 from everystep.shadow import lookout as lookouts
 from everystep.shadow.base_writer import PersistState
@@ -83,7 +84,7 @@ def test_no_thread_to_be_had_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(("lost", "fenced"), [("gone", False), ("", True), ("", False)])
 def test_claims_are_taken_back(lost: str, fenced: bool) -> None:
     it: Any = SimpleNamespace(
-        lost=lost, _base_writer=SimpleNamespace(state=SimpleNamespace(fenced=fenced))
+        lost=lost, _base_writer=SimpleNamespace(trouble=Trouble(fenced=fenced))
     )
     told = {"durable_step": 7, "durable_age_seconds": 1.0, "based_step": 5, "term": 2}
     honest = Presence.honest(it, told)
@@ -105,6 +106,6 @@ def test_a_bucket_claims_what_a_resume_would_take(
         newest=SimpleNamespace(point=base, entry=SimpleNamespace(step=100))
     )
     shipper._log = SimpleNamespace(step=150)
-    shipper._keeper = SimpleNamespace(reaches=lambda _: 150)
-    shipper._carriers[0].fenced = fenced
+    shipper._log_keeper = SimpleNamespace(reaches=lambda _: 150)
+    shipper.base_worker.trouble = Trouble(fenced=fenced)
     assert shipper.step(PersistState(durable=base)) == step

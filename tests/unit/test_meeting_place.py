@@ -19,12 +19,13 @@ import zmq
 
 from everystep.errors import LaneError, LaneTimeout, RunBusy
 from everystep.lane import lock as locks
-from everystep.lane import place, retire
+from everystep.lane import place
 from everystep.lane.control import AskRetire, AskStatus, ControlServer, ask
 from everystep.lane.descriptors import DescriptorServer, receive_descriptors
 from everystep.lane.host import process_start
 from everystep.lane.lock import TrainerLock
 from everystep.lane.runtime import ShadowCard, living_cards, read_card, runtime_dir, write_card
+from everystep.process import retire
 from everystep.recover.meet import hold_run
 
 ROOT = pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")

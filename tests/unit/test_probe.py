@@ -13,6 +13,7 @@ import pytest
 
 from everystep.core.limits import Limits
 from everystep.errors import NotEnoughDisk
+from everystep.options import Options, Tuning
 from everystep.shadow import tuning
 from everystep.store.disk import meter as meters
 from everystep.store.disk import probe
@@ -84,8 +85,9 @@ def test_a_measurement_that_fails_is_tried_again(
         return probe.Disk(1.0, 1.0)
 
     monkeypatch.setattr(tuning, "measure_disk", measure)
-    it = tuning.Tuning.__new__(tuning.Tuning)
-    it._config = SimpleNamespace(run=str(tmp_path), mtbf="1h")  # type: ignore[assignment]
+    it = tuning.Tuner.__new__(tuning.Tuner)
+    it._config = SimpleNamespace(run=str(tmp_path))  # type: ignore[assignment]
+    it._options = Options(tuning=Tuning(mtbf="1h"))
     it._base_writer = SimpleNamespace(meter=Meter())  # type: ignore[assignment]
     it._probe, it._disk, it._next_fit = None, None, 0.0
     it._begin_probe()

@@ -64,7 +64,7 @@ def test_nothing_is_claimed_before_enough_was_seen() -> None:
     scene = Scene()
     scene.step()
     assert scene.estimator.iteration_seconds == 0
-    assert scene.estimator.base_share_felt == scene.estimator.log_share_felt == 1 / CORES
+    assert scene.estimator.base_slowdown == scene.estimator.log_slowdown == 1 / CORES
 
 
 def test_what_training_loses_to_writing_is_found() -> None:
@@ -76,8 +76,8 @@ def test_what_training_loses_to_writing_is_found() -> None:
         scene.write(STEP + 0.002, write_seconds=0.020)
     estimator = scene.estimator
     assert estimator.iteration_seconds == pytest.approx(STEP, rel=0.01)
-    assert estimator.base_share_felt == pytest.approx(0.5, rel=0.05)
-    assert estimator.log_share_felt == pytest.approx(0.1, rel=0.25)
+    assert estimator.base_slowdown == pytest.approx(0.5, rel=0.05)
+    assert estimator.log_slowdown == pytest.approx(0.1, rel=0.25)
     assert estimator.record_bytes == 1000
 
 
@@ -87,7 +87,7 @@ def test_writing_that_is_not_felt_costs_nothing_in_the_long_run() -> None:
         for _ in range(5):
             scene.step()
         scene.base(5, seconds=STEP, write_seconds=5 * STEP)
-    assert scene.estimator.base_share_felt < 0.05 / CORES
+    assert scene.estimator.base_slowdown < 0.05 / CORES
 
 
 def test_a_steady_machine_is_believed_soon_and_a_noisy_one_later() -> None:
@@ -101,7 +101,7 @@ def test_a_steady_machine_is_believed_soon_and_a_noisy_one_later() -> None:
             felt = 0.5 + noise * chance.uniform(-1, 1)
             scene.base(5, seconds=(1 + felt) * STEP, write_seconds=5 * STEP)
         found.append(scene.estimator)
-    steady, noisy = (estimator.base_share_felt for estimator in found)
+    steady, noisy = (estimator.base_slowdown for estimator in found)
     assert steady == pytest.approx(0.5, rel=0.05)
     seen = found[1]._basing.lost / found[1]._basing.write_seconds
     assert abs(noisy - 1 / CORES) < 0.8 * abs(seen - 1 / CORES), "it leans on the prior"
@@ -116,7 +116,7 @@ def test_one_base_that_happened_to_be_noisy_is_not_believed() -> None:
         scene.base_seconds = 0.05
         for _ in range(10):
             scene.step()
-        assert 0.25 / CORES < scene.estimator.base_share_felt < 2 / CORES
+        assert 0.25 / CORES < scene.estimator.base_slowdown < 2 / CORES
 
 
 def test_what_was_seen_long_ago_stays_known() -> None:
@@ -127,10 +127,10 @@ def test_what_was_seen_long_ago_stays_known() -> None:
         scene.write(STEP + 0.002, write_seconds=0.020)
     for _ in range(20):
         scene.step()
-    before = scene.estimator.log_share_felt
+    before = scene.estimator.log_slowdown
     for _ in range(100_000):
         scene.step()
-    assert scene.estimator.log_share_felt == before == pytest.approx(0.1, rel=0.3)
+    assert scene.estimator.log_slowdown == before == pytest.approx(0.1, rel=0.3)
 
 
 def test_writing_that_never_ends_is_compared_with_what_was_near() -> None:
@@ -142,7 +142,7 @@ def test_writing_that_never_ends_is_compared_with_what_was_near() -> None:
         scene.write(STEP if number < 1000 else 3 * STEP, write_seconds=0.02)
     for _ in range(20):
         scene.step(3 * STEP)
-    assert scene.estimator.log_share_felt <= 1 / CORES
+    assert scene.estimator.log_slowdown <= 1 / CORES
 
 
 def test_a_machine_that_is_busy_at_times_is_not_taken_for_a_cost_of_writing() -> None:
@@ -156,7 +156,7 @@ def test_a_machine_that_is_busy_at_times_is_not_taken_for_a_cost_of_writing() ->
                 scene.step(load * STEP + 0.01, basing=True)
             scene.base_seconds += 0.1
             scene.step(load * STEP)
-    assert scene.estimator.base_share_felt == pytest.approx(0.2, rel=0.15)
+    assert scene.estimator.base_slowdown == pytest.approx(0.2, rel=0.15)
 
 
 def test_a_pause_is_no_step() -> None:
@@ -220,7 +220,7 @@ def test_a_machine_that_becomes_slower_is_not_the_writers_doing() -> None:
         if number % 20 == 19:
             scene.base_seconds += pace
         scene.step(pace, basing=number % 20 == 19)
-    assert scene.estimator.base_share_felt < 1 / CORES * 2 / 30 + 0.005  # the prior alone
+    assert scene.estimator.base_slowdown < 1 / CORES * 2 / 30 + 0.005  # the prior alone
 
 
 def test_the_last_few_spans_are_told_once_they_are_over() -> None:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from everystep.lane.retire import retire
 from everystep.lane.runtime import read_card, runtime_dir
+from everystep.process.retire import retire
 from everystep.store import layout
 
 

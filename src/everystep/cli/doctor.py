@@ -15,11 +15,12 @@ from everystep.core.survival import Facts, Survival, survival
 from everystep.errors import EverystepError
 from everystep.lane.arena import SharedMemory
 from everystep.lane.descriptors import passing_refused
-from everystep.lane.host import may_lower_oom_score_adj, read_facts
+from everystep.lane.host import read_facts
 from everystep.lane.limits import ADDRESS_SPACE, FILE_SIZE, LOCKED
-from everystep.lane.process_watch import ProcessWatch
 from everystep.lane.runtime import runtime_dir
 from everystep.native import missing
+from everystep.process.spare import may_lower_oom_score_adj
+from everystep.process.watch import ProcessWatch
 
 _PROBE_BYTES = 1 << 20
 _MEMLOCK_USEFUL_BYTES = 1 << 30

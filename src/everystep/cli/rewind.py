@@ -17,8 +17,8 @@ from everystep.cli.status import run_status
 from everystep.cli.stop import stop_run
 from everystep.core.retention import Rules
 from everystep.errors import NotARun, StepUnavailable, UsageError
-from everystep.lane.retire import retire
 from everystep.lane.runtime import is_alive
+from everystep.process.retire import retire
 from everystep.recover.find import find_newest
 from everystep.recover.meet import hold_run, shadow_of
 from everystep.store import layout

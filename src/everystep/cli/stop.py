@@ -12,8 +12,8 @@ from everystep.cli import output
 from everystep.errors import EverystepError, LaneTimeout, NotARun, RunBusy, UsageError
 from everystep.lane.control import AskStop, ask
 from everystep.lane.host import process_state
-from everystep.lane.retire import gone_within, retire
 from everystep.lane.runtime import ShadowCard, is_alive, living_cards, living_trainer, remove_card
+from everystep.process.retire import gone_within, retire
 from everystep.recover.meet import hold_run, shadow_of
 from everystep.store.bucket.tiers import locate
 from everystep.store.home import known_run

@@ -13,7 +13,6 @@ from everystep.lane.limits import ADDRESS_SPACE, FILE_SIZE, LOCKED, limit_bytes
 
 _INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # a constant of the Linux kernel
 _UNLIMITED_BYTES = 1 << 60
-_OOM_SCORE_ADJ = Path("/proc/self/oom_score_adj")
 
 
 def read_facts() -> Facts:
@@ -70,37 +69,6 @@ def shared_bytes(pid: int) -> int:
         if line.startswith("RssShmem:"):
             return int(line.split()[1]) * 1024
     return 0
-
-
-def oom_score_adj(file: Path = _OOM_SCORE_ADJ) -> int:
-    text = _text(str(file)).strip()
-    return int(text) if text.lstrip("-").isdigit() else 0
-
-
-def lower_oom_score_adj(target: int, file: Path = _OOM_SCORE_ADJ) -> int:
-    """Have the OOM killer spare this process, as far towards `target` as we may; returns how far that is.
-
-    Below what it was started with a process needs CAP_SYS_RESOURCE, but what was raised without it may be
-    lowered again without it.
-    """
-    reached, refused = oom_score_adj(file), target - 1
-    while reached > refused + 1:
-        value = target if refused < target else (reached + refused) // 2
-        try:
-            file.write_text(str(value))
-            reached = value
-        except OSError:
-            refused = value
-    return reached
-
-
-def may_lower_oom_score_adj(file: Path = _OOM_SCORE_ADJ) -> bool:
-    """Tried by one; raising it again is always allowed."""
-    before = oom_score_adj(file)
-    lowered = lower_oom_score_adj(before - 1, file) < before
-    if lowered:
-        file.write_text(str(before))
-    return lowered
 
 
 def _meminfo(name: str) -> int:

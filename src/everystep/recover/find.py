@@ -28,9 +28,9 @@ from everystep.lane import control
 from everystep.lane.arena import SharedMemory
 from everystep.lane.descriptors import receive_descriptors
 from everystep.lane.host import process_state
-from everystep.lane.last_words import last_words
 from everystep.lane.protocol import PROTOCOL, versions
 from everystep.lane.runtime import ShadowCard, is_alive
+from everystep.process.last_words import last_words
 from everystep.recover.meet import shadow_of
 from everystep.store.bases import BaseReader, read_base
 from everystep.store.log_reader import LogReader, read_log

@@ -9,8 +9,8 @@ from everystep.core.resume import lost_directory, refuse_steps
 from everystep.errors import EverystepError, RunBusy
 from everystep.format.base import Point
 from everystep.lane.lock import TrainerLock
-from everystep.lane.retire import retire
 from everystep.lane.runtime import ShadowCard, living_cards, living_trainer, read_card, runtime_dir
+from everystep.process.retire import retire
 from everystep.store.bucket.tiers import sync_from_bucket
 from everystep.store.home import known_run, what_is_lost
 from everystep.store.runs import identify, newest_manifest, read_lineage, read_manifest

@@ -7,9 +7,9 @@ import os
 import sys
 
 from everystep.errors import ProtocolMismatch
-from everystep.shadow.config import read_config
+from everystep.process.config import read_config
+from everystep.process.spare import spare_from_oom
 from everystep.shadow.process import Shadow
-from everystep.shadow.spare import spare_from_oom
 
 
 def main() -> None:

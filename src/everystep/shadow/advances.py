@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from everystep.core.census import Mode
-from everystep.shadow.config import ShadowConfig
+from everystep.process.config import ShadowConfig
 from everystep.shadow.intake import Intake
 from everystep.shadow.replica import Replica
 

@@ -69,10 +69,10 @@ class BaseScheduler:
 
     @property
     def has_begun(self) -> bool:
-        """A base of this run is in the store, or on its way there without handle anything up."""
+        """A base of this run is in the store, or on its way there while replay goes on."""
         base_writer = self._base_writer
         state = base_writer.state
-        begun = state.durable is not None or bool(state.problem)
+        begun = state.durable is not None or bool(base_writer.trouble.problem)
         return begun or (bool(state.term) and base_writer.busy and not self.holds_still)
 
     @property
@@ -90,7 +90,7 @@ class BaseScheduler:
         if (
             not self.has_news
             or self._parted_at == self._intake.step
-            or self._base_writer.state.fenced
+            or self._base_writer.trouble.fenced
         ):
             self._parts_since = None
             return True
@@ -129,11 +129,11 @@ class BaseScheduler:
         state = self._base_writer.state
         if self.wanted is not None and moving and not asked and not self._intake.waits_for_base:
             return  # it is under way
-        if state.fenced:
+        if self._base_writer.trouble.fenced:
             self._room = None
         if self._base_writer.busy and state.term:
             self._look_at_rate()
-        if not (self._base_writer.may_try or (asked and self._base_writer.idle)):
+        if not (self._base_writer.may_begin or (asked and self._base_writer.idle)):
             return
         if not state.term:
             self._base_writer.begin_claim()
@@ -145,7 +145,7 @@ class BaseScheduler:
             seconds_since_base=state.durable_age_seconds,
         )
         # what failed is tried until it is done, and a log with a gap is good for nothing but behind a base
-        failed = bool(state.problem) or log_broken
+        failed = bool(self._base_writer.trouble.problem) or log_broken
         urgent = asked or last_words or self._intake.waits_for_base
         self.delayed = self.delayed if due or failed else ""
         if self.has_news and (urgent or ((due or failed) and self._is_allowed())):
@@ -205,7 +205,7 @@ class BaseScheduler:
     def _room_is_ready(self) -> bool:
         """Have memory made for a copy, and replay go on meanwhile."""
         if self._room is None:
-            self._base_writer.spans.begin()  # training may feel it
+            self._base_writer.spans.begin()  # it may slow training down
             with contextlib.suppress(OSError):  # refused: so will be the copy
                 self._room = Room(self._changed_bytes())
         return self._room is None or self._room.ready

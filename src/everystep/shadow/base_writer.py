@@ -5,24 +5,23 @@ from __future__ import annotations
 import logging
 import math
 import os
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
-from everystep.core.cadence import age_seconds, retry_seconds
+from everystep.core.cadence import age_seconds
 from everystep.core.census import Census
 from everystep.core.events import GRADIENT
 from everystep.core.retention import Rules
 from everystep.core.tensors import Held
-from everystep.errors import EverystepError, Fenced, StoreError
+from everystep.errors import EverystepError, StoreError
 from everystep.format.base import Base, BaseEntry, Point
 from everystep.format.log import census_digest
-from everystep.shadow.beside import begin, guarded
 from everystep.shadow.outlook import Outlook
 from everystep.shadow.spans import Spans
+from everystep.shadow.worker import Worker
 from everystep.store.disk.files import RunPath
 from everystep.store.disk.meter import Meter
 from everystep.store.history import written_lately
@@ -46,11 +45,6 @@ class PersistState(msgspec.Struct):
     write_bytes_per_second: float = 0.0  # of the newest base
     bases: int = 0  # written beside the main thread
     write_seconds: float = 0.0  # that they took: copy, commit, clearing up
-    failures: int = 0  # since the last success
-    failures_total: int = 0
-    retry_at: float = 0.0
-    problem: str = ""
-    fenced: bool = False
 
     @property
     def durable_age_seconds(self) -> float:
@@ -58,7 +52,7 @@ class PersistState(msgspec.Struct):
         return time.monotonic() - self.durable_at
 
 
-class BaseWriter:
+class BaseWriter(Worker):
     """Owned by the main thread; `_write` runs in the writer's thread, one at a time."""
 
     def __init__(
@@ -71,6 +65,7 @@ class BaseWriter:
         known: Known | None = None,
     ) -> None:
         """`run_id`: what the directory held at attach; empty: nothing, so that the run may be made."""
+        super().__init__("base")
         self._known = known
         self._run = run
         self._expected = run_id
@@ -79,7 +74,6 @@ class BaseWriter:
         self._rules = rules
         self._claimed: TermWriter | None = None
         self._writer: TermWriter | None = None  # the same, once `state` tells of it
-        self._thread: threading.Thread | None = None
         self._landed = False
         self.spans = Spans()
         self.started = time.monotonic()
@@ -93,10 +87,6 @@ class BaseWriter:
         self.state = _state_of_store(run, continues)
 
     @property
-    def busy(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
-
-    @property
     def reads_snapshot(self) -> bool:
         """Until the base counts; reading it back and removing others needs the snapshot no more."""
         return self.busy and not self._landed
@@ -107,18 +97,9 @@ class BaseWriter:
         return self.busy and self._landed
 
     @property
-    def idle(self) -> bool:
-        return not self.busy and not self.state.fenced
-
-    @property
-    def may_try(self) -> bool:
-        state = self.state
-        return not self.busy and not state.fenced and time.monotonic() >= state.retry_at
-
-    @property
     def homeless(self) -> str:
         """Why there is no term of ours to write to, once that was tried."""
-        return "" if self.state.term else self.state.problem
+        return "" if self.state.term else self.trouble.problem
 
     @property
     def run_id(self) -> str:
@@ -148,28 +129,19 @@ class BaseWriter:
 
     def claim(self) -> None:
         """Take a term if the store lets us; called again before every write until it does."""
-        guarded(self._claim, self._failed)
+        self.do(self._claim)
 
     def begin_claim(self) -> None:
         """The same beside the main thread."""
         self._landed = True  # no snapshot is read
-        self._thread = begin("claim", self._claim, self._failed)
+        self.begin(self._claim)
 
     def start(self, snapshot: Snapshot, before: Callable[[], None] | None = None) -> None:
         """Write beside the main thread, once `before` has made the snapshot what it should be. Nobody may
         change its bytes until that is done."""
         self._landed = False
         self.spans.begin()
-
-        def work() -> None:
-            self._prepare_and_write(snapshot, before)
-            self.spans.end()
-
-        def failed(error: Exception) -> None:
-            self._failed(error)
-            self.spans.end()
-
-        self._thread = begin("base", work, failed)
+        self.begin(lambda: self._prepare_and_write(snapshot, before), then=self.spans.end)
 
     def _prepare_and_write(self, snapshot: Snapshot, before: Callable[[], None] | None) -> None:
         began = time.monotonic()
@@ -187,10 +159,10 @@ class BaseWriter:
         return self.version_of(tensor.atom, census) != tensor.version
 
     def write_now(self, snapshot: Snapshot) -> None:
-        """Write in the caller's thread; the outcome is in `state`."""
+        """Write in the caller's thread."""
         self.meter.hurry = True
         self.wait()
-        guarded(lambda: self._write(snapshot), self._failed)
+        self.do(lambda: self._write(snapshot))
 
     def version_of(self, atom: int, census: Census) -> int | None:
         """The version of an atom in the newest base: an equal one need not be copied again."""
@@ -206,16 +178,12 @@ class BaseWriter:
     def say_closed(self) -> None:
         """The trainer ended well: this term is no failure in the run's history."""
         if self._writer is not None and not self.busy:
-            guarded(self._close, self._failed)
+            self.do(self._close)
 
     def _close(self) -> None:
         self.check_directory()
         assert self._writer is not None
         self._writer.close()
-
-    def wait(self, seconds: float | None = None) -> None:
-        if self._thread is not None:
-            self._thread.join(seconds)
 
     def _claim(self) -> None:
         self.check_directory()
@@ -238,8 +206,6 @@ class BaseWriter:
             durable=newest.point if newest else None,
             durable_at=_monotonic(newest.document.time) if newest else -math.inf,
             reached=_reached(self._run, newest) if newest else 0,
-            problem="",
-            failures=0,
         )
         self.meter.remember(written)
         self._writer, self.state = writer, state
@@ -259,31 +225,15 @@ class BaseWriter:
             durable_at=time.monotonic(),
             bytes_written=self.state.bytes_written + entry.new_bytes,
             write_bytes_per_second=entry.new_bytes / seconds,
-            failures=0,
-            problem="",
         )
+        self.recovered()  # whatever becomes of what is removed now
         self._landed = True
         self._writer.retain()
         if self.outlook is not None:
             self.outlook.after(entry)
 
-    def _failed(self, error: Exception) -> None:
-        """A store that fails becomes a visible state and is tried again."""
+    def before_it_is_told(self, error: Exception) -> None:
         self.on_failure()
-        failures = self.state.failures + 1
-        ours = isinstance(error, OSError | EverystepError)
-        said = str(error) if ours else f"{type(error).__name__}: {error}"
-        log.error(
-            "store_failed run=%s failures=%d error=%s", self._run, failures, said, exc_info=not ours
-        )
-        self.state = msgspec.structs.replace(
-            self.state,
-            failures=failures,
-            failures_total=self.state.failures_total + 1,
-            problem=said,
-            retry_at=time.monotonic() + retry_seconds(failures),
-            fenced=isinstance(error, Fenced),
-        )
 
 
 def _reached(run: Path, base: Base) -> int:

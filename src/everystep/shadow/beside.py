@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import TypeVar
 
+T = TypeVar("T")
 Work = Callable[[], None]
 Failed = Callable[[Exception], None]
 
@@ -23,8 +25,9 @@ def begin(name: str, work: Work, failed: Failed) -> threading.Thread | None:
     return thread
 
 
-def guarded(work: Work, failed: Failed) -> None:
+def guarded(work: Callable[[], T], failed: Callable[[Exception], T]) -> T:
+    """What the work returns, or, where it fails, who is told."""
     try:
-        work()
+        return work()
     except Exception as error:  # noqa: BLE001 — boundary: a failure becomes a visible state
-        failed(error)
+        return failed(error)

@@ -23,7 +23,7 @@ class Faults:
         self._logged, self._log_at = "", 0.0
 
     def replica_in_doubt(self, error: Exception) -> None:
-        """Half a record may have been redone."""
+        """Half a record may have been replayed."""
         self.starts_over += 1
         self._tell(
             f"the shadow failed {self.starts_over} times and starts over from a new base "

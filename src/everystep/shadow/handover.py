@@ -5,7 +5,7 @@ from __future__ import annotations
 from everystep.format.base import Point
 from everystep.lane.arena import SharedMemory
 from everystep.lane.control import ReplicaHandle
-from everystep.shadow.config import ShadowConfig
+from everystep.process.config import ShadowConfig
 from everystep.shadow.intake import Intake
 from everystep.shadow.replica import Replica
 
@@ -33,7 +33,9 @@ class Handover:
         be steps that training has gone back from, which are not ours."""
         tail = b"".join(data for _, data in self._intake.tail)
         if tail:
-            self._tail = SharedMemory.create(len(tail), "tail", self._config.arena_dir)
+            self._tail = SharedMemory.create(
+                len(tail), "tail", self._config.options.tuning.arena_dir
+            )
             self._tail.view[: len(tail)] = tail
         session = self._intake.session_values()
         return self._replica.handle(

@@ -1,7 +1,7 @@
 """The durable log: whole records, in batches, to the store. A thread of its own writes and syncs them.
 
-A record is copied when it is whole, because its slots are freed when it has been redone. Where the disk is
-slower than the records, they are let go here: the log ends, and goes on behind the next base.
+A record is copied when it is whole, because its slots are freed when it has been replayed. Where the disk is
+slower than the records, they are dropped here: the log ends, and goes on behind the next base.
 """
 
 from __future__ import annotations
@@ -12,17 +12,16 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from everystep.core.cadence import retry_seconds
 from everystep.core.census import Census
 from everystep.core.events import Event, Rebase, Seal
 from everystep.core.sizes import size
-from everystep.errors import EverystepError, Fenced, NotEnoughDisk
+from everystep.errors import NotEnoughDisk
 from everystep.format.base import Point
 from everystep.format.log import LoggedRecord, census_digest
 from everystep.lane.host import read_facts
-from everystep.shadow.beside import begin
 from everystep.shadow.logcodec import LogCodec
 from everystep.shadow.spans import Spans
+from everystep.shadow.worker import Worker
 from everystep.store.bucket.ship_log import LogEnd
 from everystep.store.disk.files import RunPath
 from everystep.store.disk.meter import Meter
@@ -36,10 +35,11 @@ _NOWHERE_BYTES_MAX = 256 << 20  # as long as there is no place to write to
 _PATIENCE_SECONDS = 1.0  # a batch that does not fill is written after this long
 
 
-class LogKeeper:
+class LogKeeper(Worker):
     """Owned by the main thread; `_write` runs in the writer's, one batch at a time."""
 
     def __init__(self, run: Path, census: Census, batch: int, meter: Meter | None = None) -> None:
+        super().__init__("log")
         self._run, self._census, self.batch = run, census, batch
         self._meter = meter or Meter()
         self.codec = LogCodec(census)
@@ -48,17 +48,14 @@ class LogKeeper:
         self._bytes_max = min(
             _WAITING_BYTES_MAX, read_facts().memory_available_bytes // _MEMORY_SHARE
         )
-        self._on_its_way = 0  # bytes of the batch that is written, or was written last
+        self._batch: list[LoggedRecord] = []  # that is written, or was written last
         self.nowhere = ""  # why there is no place to write to, if there is none
         self._since = 0.0
-        self._thread: threading.Thread | None = None
         self._writer: LogWriter | None = None
         self._grows = False  # the newest segment
         self._wants_room = False
         self._roll = False
         self._based_at: Point | None = None
-        self._fenced = False
-        self._failures, self._retry_at = 0, 0.0
         self.step: int | None = None  # the newest record that is on the disk
         self.end: LogEnd | None = None  # where that record ends: up to there the log can be shipped
         self.written_at = 0.0  # by the monotonic clock
@@ -66,8 +63,8 @@ class LogKeeper:
         self.writes, self.write_seconds = 0, 0.0
         self.spans = Spans()
         self._patience = _PATIENCE_SECONDS
-        self.problem = ""
-        self.let_go = 0
+        self._lags = ""  # why records were dropped here, until a batch is written
+        self.dropped = 0
         self._gap_until: int | None = None  # the last step of a gap that no base has healed
         self._ends_at = 0  # the step before it
         self._begins_after: int | None = None  # the step that the first record kept here follows
@@ -76,26 +73,21 @@ class LogKeeper:
         self._lock = threading.Lock()  # of the gap: both threads may find one
 
     @property
-    def busy(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
-
-    def wait(self, seconds: float) -> None:
-        """For the batch that is being written: half of one would look like damage."""
-        if self._thread is not None:
-            self._thread.join(seconds)
+    def problem(self) -> str:
+        failed = self.trouble.problem
+        return f"log: {failed}" if failed else self._lags
 
     def offer(self, seal: Seal, entries: Sequence[tuple[list[Event], memoryview]]) -> None:
         """A record is whole: keep it until it is written."""
-        if self._fenced:
+        if self.trouble.fenced:
             return
         if not self.batch:  # switched off: what comes is missing until a base lies behind it
-            came = (
-                seal.after if self._offered is None else self._offered
-            )  # steps may be let go, too
+            # the trainer may have dropped steps, too
+            came = seal.after if self._offered is None else self._offered
             self._lose(self._waiting[0].after if self._waiting else came, seal.step, 0)
             self._offered = seal.step
             return
-        if self._offered is not None and seal.after != self._offered:  # the trainer let steps go
+        if self._offered is not None and seal.after != self._offered:  # the trainer dropped steps
             self._lose(self._offered, seal.after, 0)
         # the state that recording begins with is written as a base, and only once
         begins = self._offered is None
@@ -109,8 +101,8 @@ class LogKeeper:
         self._offered = seal.step
         if self._held_bytes + len(body) > self._room and self._waiting:
             self._lose(self._waiting[0].after, seal.step, len(self._waiting) + 1)
-            self.problem = f"{self.nowhere or self._slow}: the log goes on behind the next base"
-            log.warning("log_let_go step=%d records=%d", seal.step, len(self._waiting) + 1)
+            self._lags = f"{self.nowhere or self._slow}: the log goes on behind the next base"
+            log.warning("log_dropped step=%d records=%d", seal.step, len(self._waiting) + 1)
             self._waiting, self._bytes = [], 0
             return
         self._since = self._since if self._waiting else time.monotonic()
@@ -119,7 +111,7 @@ class LogKeeper:
 
     @property
     def _held_bytes(self) -> int:
-        return self._bytes + (self._on_its_way if self.busy else 0)
+        return self._bytes + (_bytes_of(self._batch) if self.busy else 0)
 
     @property
     def _room(self) -> int:
@@ -143,7 +135,7 @@ class LogKeeper:
             known = self._gap_until
             self._ends_at = before if known is None else min(before, self._ends_at)
             self._gap_until = last if known is None else max(last, known)
-            self.let_go += records
+            self.dropped += records
 
     def reaches(self, base: int) -> int:
         """The step that this base and the log behind it bring back."""
@@ -181,30 +173,16 @@ class LogKeeper:
             self._based_at, self._roll = durable, True
             if durable is not None and self._gap_until is not None:
                 self._heal(durable.step)
-        if self.busy or not self._waiting or not term or time.monotonic() < self._retry_at:
+        if not self.may_begin or not self._waiting or not term:
             return
         if clears_up and self._wants_room:
             return
         old = time.monotonic() - self._since > self._patience
         if len(self._waiting) >= self.batch or old or now:
             self._meter.expect_base(base_bytes())
-            batch, self._waiting = self._waiting, []
-            self._on_its_way, self._bytes = self._bytes, 0
-            self._begin(run_id, term, batch)
-
-    def _begin(self, run_id: str, term: int, batch: list[LoggedRecord]) -> None:
-        self.spans.begin()
-
-        def work() -> None:
-            self._write(run_id, term, batch)
-            self._failures, self.problem, self._wants_room = 0, "", False
-            self.spans.end()
-
-        def failed(error: Exception) -> None:
-            self._failed(error, batch)
-            self.spans.end()
-
-        self._thread = begin("log", work, failed)
+            self._batch, self._waiting, self._bytes = self._waiting, [], 0
+            self.spans.begin()
+            self.begin(lambda: self._write(run_id, term), then=self.spans.end)
 
     def _heal(self, base: int) -> None:
         """A base lies behind the gap, or in it: records before it continue nothing, and may be too many for
@@ -213,22 +191,18 @@ class LogKeeper:
             assert self._gap_until is not None
             self._gap_until = self._gap_until if base < self._gap_until else None
         self._waiting = [record for record in self._waiting if record.step > base]
-        self._bytes = sum(len(record.body) for record in self._waiting)
-        self._failures, self._retry_at = 0, 0.0
+        self._bytes = _bytes_of(self._waiting)
+        self.trouble = self.trouble.retry_now()
 
-    def _failed(self, error: Exception, batch: list[LoggedRecord]) -> None:
-        """A store that fails is said and tried again, behind a gap."""
-        ours = isinstance(error, OSError | EverystepError)
-        said = str(error) if ours else f"{type(error).__name__}: {error}"
-        log.error("log_failed step=%d error=%s", batch[-1].step, said, exc_info=not ours)
+    def before_it_is_told(self, error: Exception) -> None:
+        """The batch is lost, and what comes is behind a gap."""
+        batch = self._batch
         self._lose(batch[0].after, batch[-1].step, len(batch))
-        self._failures += 1
-        self._retry_at = time.monotonic() + retry_seconds(self._failures)
-        self._fenced, self._grows = isinstance(error, Fenced), False
+        self._grows = False
         self._wants_room = isinstance(error, NotEnoughDisk)
-        self.problem = f"log: {said}"
 
-    def _write(self, run_id: str, term: int, batch: list[LoggedRecord]) -> None:
+    def _write(self, run_id: str, term: int) -> None:
+        batch = self._batch
         if self._writer is None:
             census = census_digest(self._census)
             self._writer = LogWriter(self._run, run_id, term, census, self._meter)
@@ -236,7 +210,7 @@ class LogKeeper:
             self._roll = False
             self._close()
         try:
-            self._meter.check_log(self._run, sum(len(record.body) for record in batch))
+            self._meter.check_log(self._run, _bytes_of(batch))
         except NotEnoughDisk:
             self._close()  # a gap follows: behind it another segment begins
             raise
@@ -247,6 +221,7 @@ class LogKeeper:
         self.writes += 1
         self.step, self.written_at = batch[-1].step, time.monotonic()
         self.end = LogEnd(*self._writer.end, self.step)
+        self._lags, self._wants_room = "", False
 
     def _close(self) -> None:
         assert self._writer is not None
@@ -260,11 +235,15 @@ class LogKeeper:
         return None if self._grows or end is None else (end.segment, end.step)
 
 
+def _bytes_of(records: Sequence[LoggedRecord]) -> int:
+    return sum(len(record.body) for record in records)
+
+
 def _is_base(
     entries: Sequence[tuple[list[Event], memoryview]], census: Census, *, begins: bool
 ) -> bool:
     """Whether a record brings most of the state anew, or, where recording `begins`, the last part of it: the
-    others came with records that nobody could redo."""
+    others came with records that nobody could replay."""
     events = [event for events, _ in entries for event in events]
     based = {atom for e in events if isinstance(e, Rebase) for atom in e.atoms}
     if begins:

@@ -19,7 +19,6 @@ from everystep.lane.host import process_start
 from everystep.lane.lock import FRESH_SECONDS
 from everystep.lane.place import remake
 from everystep.lane.protocol import PROTOCOL
-from everystep.lane.retire import retire
 from everystep.lane.runtime import (
     ShadowCard,
     is_alive,
@@ -28,8 +27,9 @@ from everystep.lane.runtime import (
     write_card,
     write_card_ahead,
 )
+from everystep.process.config import ShadowConfig
+from everystep.process.retire import retire
 from everystep.shadow.base_writer import BaseWriter
-from everystep.shadow.config import ShadowConfig
 from everystep.shadow.lookout import Lookout
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,6 @@ class Presence:
         self._lookout, self._noted = lookout, ""
         self._folder = Path(config.folder)
         self._base_writer = base_writer
-        self._spoken = False
         self._looked_at = self._touched_at = time.monotonic()
         self._retire_at = 0.0
         self._unretired = self._misplaced = ""
@@ -65,26 +64,25 @@ class Presence:
             left=config.known.left,
         )
 
-    def announce(self, before: ShadowCard | None) -> None:
+    def announce(self, before: ShadowCard) -> None:
         """Whoever comes back for the run must not pass over this shadow, if its trainer dies this moment."""
-        if before is None:
-            self._speak()
-        elif is_alive(before):
+        if is_alive(before):
             with contextlib.suppress(OSError):
                 write_card_ahead(self._folder, self.card)
             me = AskDefer(self.card.pid, self.card.start)
             with contextlib.suppress(EverystepError):
                 ask(before.control, me, timeout_seconds=_ANNOUNCE_SECONDS)
 
-    def succeed(self, before: ShadowCard | None) -> bool:
-        """Speak for the run instead of the shadow before; True once that one is gone. Until then it may still
-        change the replica."""
+    def speak(self) -> None:
+        """From now on who looks for the run's shadow finds this one."""
+        write_card(self._folder, self._up_to_date())
+
+    def retire(self, before: ShadowCard) -> bool:
+        """Have the shadow before go; True once it is gone. Where it does not go, that is tried again."""
         if time.monotonic() < self._retire_at:
             return False
-        self._speak()  # first: whoever looks now must find one of us
         try:
-            if before is not None:
-                retire(before)
+            retire(before)
         except EverystepError as error:
             self._retire_at = time.monotonic() + _RETIRE_AGAIN_SECONDS
             self._unretired = str(error)
@@ -92,10 +90,6 @@ class Presence:
             return False
         self._unretired = ""
         return True
-
-    def _speak(self) -> None:
-        self._spoken = True
-        write_card(self._folder, self._up_to_date())
 
     @property
     def lost(self) -> str:
@@ -108,11 +102,13 @@ class Presence:
 
     def trainer_gone(self) -> None:
         self.card = msgspec.structs.replace(self.card, trainer_pid=0, trainer_start=0)
-        if self._spoken and self._is_ours(read_card(self._folder)):
+        if self._is_ours(read_card(self._folder)):
             with contextlib.suppress(OSError):  # the next look makes the folder anew
                 write_card(self._folder, self.card)
 
-    def look_after(self, control: ControlServer, descriptors: DescriptorServer) -> None:
+    def look_after(
+        self, control: ControlServer, descriptors: DescriptorServer, *, speaks: bool
+    ) -> None:
         """Is everything still where others look for it? Once a second, and as soon as a term is ours: from
         then on a directory that is not there was lost, and the card must tell which one it was."""
         now = time.monotonic()
@@ -128,7 +124,7 @@ class Presence:
         try:
             remake(self._folder)
             self._keep_sockets(control, descriptors)
-            self._keep_card()
+            self._keep_card(speaks=speaks)
             if now > self._touched_at + FRESH_SECONDS:
                 self._touched_at = now
                 self._touch()
@@ -144,9 +140,9 @@ class Presence:
         if not Path(self.card.descriptors).exists():
             descriptors.bind_again()
 
-    def _keep_card(self) -> None:
+    def _keep_card(self, *, speaks: bool) -> None:
         card = self._up_to_date()
-        if not self._spoken:
+        if not speaks:
             return
         there = read_card(self._folder)
         if there is None or (self._is_ours(there) and there != card):
@@ -174,7 +170,7 @@ class Presence:
     def honest(self, status: dict[str, Any]) -> dict[str, Any]:
         """A directory that is not there any more holds nothing that could be resumed from, and one that
         others go on with brings back what is theirs."""
-        void = self.lost or self._base_writer.state.fenced
+        void = self.lost or self._base_writer.trouble.fenced
         return {**status, **dict.fromkeys(_CLAIMS)} if void else status
 
     def leave(self) -> None:

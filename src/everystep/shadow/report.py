@@ -81,7 +81,7 @@ def describe_store(
         "based_step": state.durable.step if state.durable else None,
         "bases_written": state.bases,
         "durable_bytes": total,
-        "log_records_let_go": log.let_go if log else 0,
+        "log_records_let_go": log.dropped if log else 0,
         "log_bytes_written": log.bytes_written if log else 0,
         "log_codec": f"{log.codec.how}, {log.codec.ratio:.2f} to 1" if log else "",
         "durable_write_bytes_per_second": state.write_bytes_per_second,

@@ -5,30 +5,26 @@ A bucket that fails is said and tried again, soon at first; nothing else waits f
 
 from __future__ import annotations
 
-import logging
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from everystep.core.cadence import retry_seconds
-from everystep.errors import EverystepError, Fenced
+from everystep.core.trouble import Trouble
 from everystep.shadow.base_writer import PersistState
 from everystep.shadow.logkeeper import LogKeeper
+from everystep.shadow.worker import Worker
 from everystep.store.bucket.client import Bucket
 from everystep.store.bucket.ship import BaseShipper
 from everystep.store.bucket.ship_log import LogShipper
 from everystep.store.disk.meter import Throttle
-
-log = logging.getLogger(__name__)
 
 _FAILURES_MAX = 3  # in a row: then nobody waits for the bucket
 _TURN_SECONDS = 0.5  # also how often the growing log becomes a new object, at most
 
 
 class Shipper:
-    """Owned by the main thread; every `_Carrier` runs in a thread of its own. Without a URL nothing does."""
+    """Owned by the main thread; each of its workers has a thread of its own. Without a URL nothing runs."""
 
     def __init__(
         self, run: Path, url: str | None, bytes_per_second: int, log_is_resumed: bool = True
@@ -39,16 +35,19 @@ class Shipper:
         self._log: LogShipper | None = None
         self._log_keeper: LogKeeper | None = None
         self._term = 0
-        self._carriers = [_Carrier("bases", self._ship_bases), _Carrier("log", self._ship_log)]
+        self.base_worker, self.log_worker = Worker("ship_bases"), Worker("ship_log")
         self._throttle = Throttle(bytes_per_second)
         self.check_directory: Callable[[], None] = lambda: None
 
     def look_after(self, term: int, log_keeper: LogKeeper | None) -> None:
-        """Begin once a term is ours."""
-        if self._url and term and not self._term:
-            self._term, self._log_keeper = term, log_keeper
-            for carrier in self._carriers if log_keeper else self._carriers[:1]:
-                carrier.start()
+        """Begin once a term is ours; where no thread can be had, that is tried again."""
+        if not self._url or not term:
+            return
+        self._term, self._log_keeper = term, log_keeper
+        if self.base_worker.may_begin:
+            self.base_worker.repeat(self._ship_bases, _TURN_SECONDS)
+        if log_keeper and self.log_worker.may_begin:
+            self.log_worker.repeat(self._ship_log, _TURN_SECONDS)
 
     def _bucket(self) -> Bucket:
         assert self._url is not None
@@ -63,24 +62,28 @@ class Shipper:
     def _ship_log(self) -> None:
         assert self._log_keeper is not None
         self.check_directory()
-        if self._bases is None or not self._bases.claimed or self._carriers[0].fenced:
+        if self._bases is None or not self._bases.claimed or self.base_worker.trouble.fenced:
             return  # the bucket is, or may be, somebody else's
         if self._log is None:
             self._log = LogShipper(self._bucket(), self._run, self._term, self._throttle)
         self._log.turn(self._log_keeper.end)
 
     @property
+    def _troubles(self) -> tuple[Trouble, Trouble]:
+        return self.base_worker.trouble, self.log_worker.trouble
+
+    @property
     def problem(self) -> str:
-        return next((f"bucket: {c.problem}" for c in self._carriers if c.problem), "")
+        return next((f"bucket: {t.problem}" for t in self._troubles if t.problem), "")
 
     @property
     def _fenced(self) -> bool:
-        return any(carrier.fenced for carrier in self._carriers)
+        return any(trouble.fenced for trouble in self._troubles)
 
     @property
     def hopeless(self) -> bool:
         """Failed again and again: what is not there, the next term ships."""
-        return any(c.fenced or c.failures >= _FAILURES_MAX or c.died for c in self._carriers)
+        return self._fenced or any(t.failures >= _FAILURES_MAX for t in self._troubles)
 
     def settled(self, state: PersistState, *, tagged: bool) -> bool:
         """Nothing is left to wait for. `tagged`: the bucket was seen to have every tag."""
@@ -123,8 +126,8 @@ class Shipper:
             "behind_steps": None if step is None or durable_step is None else durable_step - step,
             "behind_bytes": sum(s.behind_bytes for s in shippers),
             "sent_bytes": self._throttle.total,
-            "retries": sum(c.failures_total for c in self._carriers),
-            "last_error": next((c.last_error for c in self._carriers if c.last_error), ""),
+            "retries": sum(t.failures_total for t in self._troubles),
+            "last_error": next((t.last for t in self._troubles if t.last), ""),
             "fenced": self._fenced,
         }
 
@@ -135,52 +138,8 @@ class Shipper:
             if time.monotonic() > deadline:
                 break
             time.sleep(0.02)
-        for carrier in self._carriers:
-            carrier.stopping.set()
-        for carrier in () if self.hopeless else self._carriers:
-            carrier.wait(deadline - time.monotonic())
-
-
-class _Carrier:
-    """Does one kind of work again and again, in a thread; a failure makes it wait longer."""
-
-    def __init__(self, name: str, work: Callable[[], None]) -> None:
-        self._work = work
-        self._thread = threading.Thread(target=self._run, name=f"ship_{name}", daemon=True)
-        self.stopping = threading.Event()
-        self.last_error = ""
-        self.failures = 0  # since the last success
-        self.failures_total = 0
-        self.fenced = False
-        self._problem = ""
-
-    @property
-    def died(self) -> bool:
-        """Of an error that nobody foresaw; its trace is in the shadow's log."""
-        begun = self._thread.ident is not None and not self.stopping.is_set()
-        return begun and not self.fenced and not self._thread.is_alive()
-
-    @property
-    def problem(self) -> str:
-        return f"{self._thread.name} has died, see shadow.log" if self.died else self._problem
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def wait(self, seconds: float) -> None:
-        if self._thread.is_alive():
-            self._thread.join(max(0.0, seconds))
-
-    def _run(self) -> None:
-        while not self.stopping.is_set() and not self.fenced:
-            try:
-                self._work()
-                self.failures, self._problem = 0, ""
-            except (OSError, EverystepError) as error:
-                self.failures += 1
-                self.failures_total += 1
-                self._problem = self.last_error = str(error)
-                self.fenced = isinstance(error, Fenced)
-                log.error("%s_failed failures=%d %s", self._thread.name, self.failures, error)
-            pause = retry_seconds(self.failures) if self.failures else _TURN_SECONDS
-            self.stopping.wait(pause)
+        workers = self.base_worker, self.log_worker
+        for worker in workers:
+            worker.stop()
+        for worker in () if self.hopeless else workers:
+            worker.wait(deadline - time.monotonic())

@@ -1,7 +1,7 @@
 """How fast training goes, and how much slower while something is written: seen from the times of its seals.
 
-A share felt is what training lost, against the quiet steps around it, over how long was written. It leans on
-a prior, a writer takes one of the cores, as long as what was seen is less certain than that.
+Slowdown = time that training lost / time spent writing. The loss is seen against the quiet steps around it.
+As long as little was seen, a prior counts more: a writer takes one of the cores.
 """
 
 from __future__ import annotations
@@ -138,11 +138,11 @@ class SlowdownEstimator:
         return pace.seconds / pace.steps if pace.steps >= _QUIET_STEPS_MIN else 0.0
 
     @property
-    def base_share_felt(self) -> float:
+    def base_slowdown(self) -> float:
         return self._share(self._basing)
 
     @property
-    def log_share_felt(self) -> float:
+    def log_slowdown(self) -> float:
         return self._share(self._logging)
 
     def _share(self, pace: _Pace) -> float:

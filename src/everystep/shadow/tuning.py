@@ -19,12 +19,11 @@ import msgspec
 from everystep.core.events import Event, Seal
 from everystep.core.failures import Mtbf, mean_time_between_failures
 from everystep.option_values import AUTO, duration_seconds
-from everystep.options import Keep, Options
-from everystep.options import Tuning as TuningOptions
+from everystep.options import Options
+from everystep.process.config import ShadowConfig
 from everystep.shadow.base_scheduler import BaseScheduler
 from everystep.shadow.base_writer import BaseWriter
 from everystep.shadow.beside import begin
-from everystep.shadow.config import ShadowConfig
 from everystep.shadow.intake import Intake
 from everystep.shadow.logkeeper import LogKeeper
 from everystep.shadow.slowdown_estimator import SlowdownEstimator
@@ -44,30 +43,17 @@ _RESTART_SECONDS = 60.0
 _UNTIL_TUNED = Options().durable_every
 
 
-def first_interval(config: ShadowConfig) -> str | int:
-    """How often a base is written as long as there is no plan."""
-    return _UNTIL_TUNED if config.durable_every == AUTO else config.durable_every
+def until_tuned(options: Options) -> Options:
+    """What holds as long as there is no plan."""
+    every = _UNTIL_TUNED if options.durable_every == AUTO else options.durable_every
+    return msgspec.structs.replace(options, durable_every=every)
 
 
-def first_options(config: ShadowConfig) -> Options:
-    rules = msgspec.structs.asdict(config.rules)
-    return Options(
-        durable_every=first_interval(config),
-        durable_log=config.durable_log,
-        keep=Keep(**{name.removeprefix("keep_"): value for name, value in rules.items()}),
-        tuning=TuningOptions(
-            idle_exit=config.idle_exit,
-            arena_dir=config.arena_dir,
-            **msgspec.structs.asdict(config.limits),
-        ),
-    )
+def first_batch(options: Options) -> int:
+    return 0 if options.durable_log == AUTO else int(options.durable_log)
 
 
-def first_batch(config: ShadowConfig) -> int:
-    return 0 if config.durable_log == AUTO else int(config.durable_log)
-
-
-class Tuning:
+class Tuner:
     def __init__(
         self,
         config: ShadowConfig,
@@ -81,7 +67,8 @@ class Tuning:
         self._cores = len(os.sched_getaffinity(0))
         self._estimator = SlowdownEstimator(self._cores)
         self._base_bytes, self._bytes_before = 0, 0
-        self._auto = AUTO in (config.durable_every, config.durable_log)
+        self._options = config.options
+        self._auto = AUTO in (config.options.durable_every, config.options.durable_log)
         self._disk: Disk | None = None
         self._mtbf: Mtbf | None = None
         self._probe: threading.Thread | None = None
@@ -124,7 +111,7 @@ class Tuning:
             sync_seconds=self._disk.sync_seconds,
             write_bytes_per_second=min(
                 self._disk.write_bytes_per_second,
-                self._config.limits.disk_bytes_per_second or math.inf,
+                self._base_writer.meter.limits.disk_bytes_per_second or math.inf,
             ),
             mtbf_seconds=self._mtbf.seconds,
             restart_seconds=_RESTART_SECONDS,
@@ -132,7 +119,7 @@ class Tuning:
         self._follow(machine)
 
     def _follow(self, machine: Machine) -> None:
-        budget = self._config.overhead_budget_percent
+        budget = self._options.overhead_budget_percent
         new = choose(
             machine, budget, base_every=self._fixed_interval(machine), batch=self._fixed_batch()
         )
@@ -154,16 +141,16 @@ class Tuning:
 
     def _apply(self, plan: Plan, iteration_seconds: float) -> None:
         log.info("plan base_every=%d batch=%d why=%s", plan.base_every, plan.batch, self._why)
-        if self._config.durable_every == AUTO:
+        if self._options.durable_every == AUTO:
             options = self._base_scheduler.options
             self._base_scheduler.options = msgspec.structs.replace(
                 options, durable_every=plan.base_every
             )
-        if self._config.durable_log == AUTO and self._log is not None:
+        if self._options.durable_log == AUTO and self._log is not None:
             self._log.write_in_batches(plan.batch, 2 * plan.batch * iteration_seconds)
 
     def _fixed_interval(self, machine: Machine) -> int | None:
-        given = self._config.durable_every
+        given = self._options.durable_every
         if given == AUTO:
             return None
         if isinstance(given, int):
@@ -172,7 +159,7 @@ class Tuning:
         return max(1, round(seconds / machine.iteration_seconds))
 
     def _fixed_batch(self) -> int | None:
-        given = self._config.durable_log
+        given = self._options.durable_log
         return None if given == AUTO else int(given)
 
     def _begin_probe(self) -> None:
@@ -191,7 +178,7 @@ class Tuning:
         self._next_fit = time.monotonic() + _RETRY_SECONDS
 
     def _failures(self, run: Path) -> Mtbf:
-        given = self._config.mtbf
+        given = self._options.tuning.mtbf
         if given is not None:
             return Mtbf(duration_seconds("mtbf", given), "as given")
         return mean_time_between_failures(lives_of(run, newest_lives=True))
@@ -210,12 +197,12 @@ class Tuning:
             iteration_seconds=estimator.iteration_seconds,
             base_bytes=self._base_bytes,
             base_write_seconds=state.write_seconds / state.bases if state.bases else 0.0,
-            base_share_felt=estimator.base_share_felt,
+            base_share_felt=estimator.base_slowdown,
             record_bytes=estimator.record_bytes,
             log_writes=writes,
             log_write_seconds=logged.write_seconds / writes if logged and writes else 0.0,
             log_write_bytes=logged.bytes_written / writes if logged and writes else 0.0,
-            log_share_felt=estimator.log_share_felt,
+            log_share_felt=estimator.log_slowdown,
             replay_seconds_per_step=seconds / records if records else 0.0,
             replay_threads=self._config.replay_threads,
             cores=self._cores,

@@ -14,9 +14,9 @@ from everystep.core.events import Call, unpack_presence
 from everystep.format.optimizer import decode_values
 from everystep.lane.memory import address_of, copy
 from everystep.native import TARGET
+from everystep.process.config import ShadowConfig
 from everystep.replay.passes import Rows, Step, run_pass
 from everystep.replay.twins import SLOTS, TWINS, Powers, slots_of
-from everystep.shadow.config import ShadowConfig
 from everystep.shadow.copies import BaseCopy
 from everystep.shadow.replica import Replica
 

@@ -6,14 +6,13 @@ import msgspec
 
 from everystep.core.census import Census
 from everystep.core.geometry import Geometry
-from everystep.core.limits import Limits
-from everystep.core.retention import Rules
 from everystep.core.survival import Survival
 from everystep.errors import ProtocolMismatch
 from everystep.format.base import Point
 from everystep.lane.control import ReplicaHandle
 from everystep.lane.protocol import NOT_UNDERSTOOD, PROTOCOL, head_of
 from everystep.lane.runtime import ShadowCard
+from everystep.options import Options
 from everystep.store.runs import Known
 
 
@@ -38,18 +37,15 @@ class ShadowConfig(msgspec.Struct, frozen=True):
     adopted: ReplicaHandle | None  # the replica taken over from the shadow before, if any
     predecessor: ShadowCard | None  # the shadow that speaks for the run until this one can
     survival: Survival
-    durable_every: str | int
-    durable_log: int | str
-    overhead_budget_percent: float
-    mtbf: str | None
-    rules: Rules
-    idle_exit: str
-    arena_dir: str | None
-    limits: Limits = Limits()
-    bucket: str | None = None
-    bucket_bytes_per_second: int = 0
-    log_is_resumed: bool = True  # False: a resume takes bases alone, which hold what the log lacks
+    options: Options  # of attach, all of them
     protocol: int = PROTOCOL
+
+    @property
+    def log_is_resumed(self) -> bool:
+        """Otherwise a resume takes bases alone, which hold what the log lacks."""
+        return self.options.tuning.residuals == "lossy" or not any(
+            a.lossy for a in self.census.atoms
+        )
 
 
 def read_config(message: bytes) -> ShadowConfig:

@@ -16,8 +16,8 @@ from everystep.errors import EverystepError, Fenced, ShadowLost
 from everystep.lane.control import Answer, Request, ask
 from everystep.lane.host import is_readable
 from everystep.lane.place import remake
-from everystep.lane.process_watch import ProcessWatch
-from everystep.shadow.config import ShadowConfig
+from everystep.process.config import ShadowConfig
+from everystep.process.watch import ProcessWatch
 
 _START_SECONDS = 60.0
 _LOG_BYTES_MAX = 1 << 20

@@ -135,9 +135,9 @@ MUTANTS = [
     ),
     Mutant(
         "a new base does not say which atoms changed",
-        "shadow/intake.py",
-        "                self.replica.versions[atom] = seal.step",
-        "                pass",
+        "shadow/replica_state.py",
+        "            self.replica.versions[atom] = seal.step",
+        "            pass",
     ),
     Mutant(
         "the seal has no user state after the first",
@@ -329,13 +329,13 @@ MUTANTS = [
     Mutant(
         "a shadow that failed at a record throws the next one away",
         "shadow/intake.py",
-        "            record, self._held = self._held, []",
-        "            record = self._held",
+        "        held, self._held = self._held, []",
+        "        held = self._held",
         also=(
             Change(
                 "shadow/intake.py",
-                "                self.on_record(_seal(record), entries)\n",
-                "                self.on_record(_seal(record), entries)\n            self._held = []\n",
+                "            self.on_record(seal_of(entries), entries)\n",
+                "            self.on_record(seal_of(entries), entries)\n        self._held = []\n",
             ),
         ),
     ),

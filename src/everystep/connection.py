@@ -22,7 +22,7 @@ from everystep.lane.host import process_start, process_state, read_facts
 from everystep.lane.ring import RingWriter
 from everystep.lane.runtime import ShadowCard
 from everystep.options import Options
-from everystep.recover.find import RestorePoint
+from everystep.recover.point import RestorePoint
 from everystep.shadow.spawn import ShadowHandle, start_shadow
 from everystep.standing import Place
 

@@ -43,7 +43,7 @@ from everystep.lane.control import (
 )
 from everystep.lane.runtime import ShadowCard, read_card
 from everystep.options import Options
-from everystep.recover.find import RestorePoint
+from everystep.recover.point import RestorePoint
 from everystep.shadow.spawn import ShadowHandle
 from everystep.standing import Standing
 from everystep.starter import Started, Starter

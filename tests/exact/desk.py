@@ -23,8 +23,8 @@ from everystep.format.log import LoggedRecord
 from everystep.format.slot import pack_events
 from everystep.lane.arena import SharedMemory
 from everystep.lane.ring import RingReader, RingWriter
-from everystep.loading import load_point
-from everystep.recover.find import RestoredTensor, RestorePoint
+from everystep.recover.loader import Loader
+from everystep.recover.point import RestoredTensor, RestorePoint
 from everystep.shadow.advance import Advance
 from everystep.shadow.intake import Intake
 from everystep.shadow.replica import Replica
@@ -129,6 +129,6 @@ def load(found: RestorePoint, build: Callable[[], Job], *, log: bool = True) -> 
     """The found point in freshly built objects."""
     job = build()
     live = take_census(job.model, job.optimizer, log=log)
-    load_point(found, live, Path("desk"), optimizers=True)
+    Loader(found, live, Path("desk")).load()
     UserState(job.state).restore(found.session.state)
     return job

@@ -117,13 +117,13 @@ MUTANTS = [
     ),
     Mutant(
         "slots that are no tensors are not replayed",
-        "recover/load.py",
-        "    elif isinstance(event, SlotValues):",
-        "    elif False:",
+        "recover/live.py",
+        "        self._slots.values(event)",
+        "        pass",
     ),
     Mutant(
         "groups added during the run do not come back",
-        "recover/load.py",
+        "recover/groups.py",
         "    for parameters in stored[len(optimizer.param_groups) :]:",
         "    for parameters in ():",
     ),
@@ -273,7 +273,7 @@ MUTANTS = [
     ),
     Mutant(
         "another optimizer class is accepted",
-        "recover/load.py",
+        "recover/matching.py",
         "    if others:\n        raise ModelMismatch(",
         "    if False:\n        raise ModelMismatch(",
     ),
@@ -365,7 +365,7 @@ MUTANTS = [
     ),
     Mutant(
         "residuals of param groups that a broken turn added stay",
-        "recover/load.py",
+        "recover/groups.py",
         "                    forget_residual(optimizer, parameter)\n",
         "",
     ),

@@ -124,12 +124,12 @@ class Engine(Generic[P]):
     def _edits(self, rows: Iterable[tuple[Event, P]]) -> Iterator[tuple[Edit, P]]:
         for edit, payload in rows:
             assert isinstance(edit, Edit)
-            if not edit.slot and edit.start == 0:
-                self._sent[edit.atom] = Sent()
-            elif edit.slot:
-                self._of(edit.atom).slots.add(edit.slot)
             if edit.slot != GRADIENT:  # nothing that an optimizer has is any different
                 self._changed.add(edit.atom)
+                if edit.slot:
+                    self._of(edit.atom).slots.add(edit.slot)
+                elif edit.start == 0:
+                    self._sent[edit.atom] = Sent()
             yield edit, payload
 
     def _of(self, atom: int) -> Sent:

@@ -38,7 +38,7 @@ def open_state(run: Path, which: str) -> State:
     if index.tail_steps:
         raise StepUnavailable(
             f"step {index.step} of {run}: its last {index.tail_steps} steps are a log of gradients",
-            hint="everystep.restore loads it: the optimizer given there redoes them",
+            hint="everystep.restore loads it: the optimizer given there replays them",
         )
     reader = BaseReader(run, index)
 

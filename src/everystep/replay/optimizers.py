@@ -1,4 +1,4 @@
-"""Which optimizers the shadow can redo, and building them there from their description."""
+"""Which optimizers the shadow can replay, and building them there from their description."""
 
 from __future__ import annotations
 

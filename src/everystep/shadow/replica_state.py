@@ -86,8 +86,9 @@ class ReplicaState:
         self._check_order([record])
         own, logged = self.tail.split(record)
         self._engine.apply(own)
-        self.tail.add(logged)
-        self._ask_for_a_shorter_tail()
+        if self.tail.atoms:
+            self.tail.add(logged)
+            self._ask_for_a_shorter_tail()
 
     def replay_together(self, records: Sequence[Record[memoryview]], base: BaseCopy | None) -> None:
         """Several plain records in one pass over the state."""

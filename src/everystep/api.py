@@ -17,11 +17,11 @@ from everystep.capture.groups import encode_groups
 from everystep.core.census import Script
 from everystep.environment import resolve
 from everystep.errors import NothingToRecover, RunBusy, UsageError
-from everystep.loading import give_back_groups, load_point
 from everystep.options import NOT_GIVEN, Keep, Tuning
-from everystep.recover.find import RestorePoint, find_newest
-from everystep.recover.load import find_and_load
+from everystep.recover.attempts import attempts
+from everystep.recover.loader import Loader
 from everystep.recover.meet import check_resume, hold_run, shadow_of, sync_newest
+from everystep.recover.point import RestorePoint
 from everystep.recover.script import Comparison, check_override, compare_values, keep_values
 from everystep.session import Run
 from everystep.store.bucket.tiers import locate
@@ -117,21 +117,16 @@ def restore(
             check_resume(path, shadow_of(path, folder), "auto")
         if folder is not None and bucket is not None:
             sync_newest(path, bucket, folder)
-        done, _ = find_and_load(
-            # without an optimizer nothing is replayed, and how far the log goes must be known
-            lambda verify_lazily: find_newest(
-                path,
-                folder,
-                step,
-                verify_lazily=verify_lazily and optimizer is not None,
-            ),
-            lambda found: _load_without_attaching(found, path, script, census),
-        )
-        if done is None:
-            raise NothingToRecover(
-                f"restore {path}: no valid base", hint="everystep verify tells why"
-            )
-        found, compared = done
+        # without an optimizer nothing is replayed, and how far the log goes must be known
+        for attempt in attempts(lazily=optimizer is not None):
+            with attempt:
+                attempt.find(path, folder, step)
+                if attempt.found is None:
+                    raise NothingToRecover(
+                        f"restore {path}: no valid base", hint="everystep verify tells why"
+                    )
+                compared = _load_without_attaching(attempt.found, path, script, census)
+                found = attempt.found
         found.close()
         if compared.told:
             warnings.warn(f"everystep: {compared.told}", stacklevel=2)
@@ -152,8 +147,8 @@ def _load_without_attaching(
             hint="give the optimizer too: it replays them",
         )
     compared = compare_values(live.keyed, script, found, {})
-    if live.optimizers and give_back_groups(found, live, path):
+    if live.optimizers and Loader(found, live, path).give_back_groups():
         live = census()
-    load_point(found, live, path, optimizers=bool(live.optimizers))
+    Loader(found, live, path).load(weights_only=not live.optimizers)
     keep_values(live.keyed, compared.kept)
     return compared

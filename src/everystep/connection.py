@@ -21,7 +21,7 @@ from everystep.lane.ring import RingWriter
 from everystep.lane.runtime import ShadowCard
 from everystep.options import Options
 from everystep.process.spawn import ShadowHandle, start_shadow
-from everystep.recover.find import RestorePoint
+from everystep.recover.point import RestorePoint
 from everystep.standing import Place
 
 log = logging.getLogger("everystep")

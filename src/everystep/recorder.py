@@ -44,7 +44,7 @@ from everystep.lane.control import (
 from everystep.lane.runtime import ShadowCard, read_card
 from everystep.options import Options
 from everystep.process.spawn import ShadowHandle
-from everystep.recover.find import RestorePoint
+from everystep.recover.point import RestorePoint
 from everystep.standing import Standing
 from everystep.starter import Started, Starter
 

@@ -8,7 +8,6 @@ import logging
 import time
 import warnings
 from collections.abc import Callable
-from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -19,11 +18,13 @@ from everystep.capture.state import UserState
 from everystep.core.forecast import check_fits
 from everystep.core.resume import nothing_found
 from everystep.errors import EverystepError, Fenced, NothingToRecover, ShadowLost
-from everystep.loading import check_point, give_back_groups, load_point
 from everystep.options import Options
-from everystep.recover.find import RestorePoint, find_newest, resumed_line
-from everystep.recover.load import find_and_load, remove_later_groups
+from everystep.recover.attempts import attempts
+from everystep.recover.find import find_newest
+from everystep.recover.groups import remove_later_groups
+from everystep.recover.loader import Loader
 from everystep.recover.meet import check_resume, point_here, shadow_of, sync_newest
+from everystep.recover.point import RestorePoint, resumed_line
 from everystep.recover.script import NO_DIFFERENCE, check_override, compare_values, keep_values
 from everystep.sealed import Sealed
 from everystep.shadow.outlook import look_ahead
@@ -91,22 +92,24 @@ class Resumption:
         recorder, folder = self._recorder, self._recorder.folder
         recorder.versions = [0] * len(live.tensors)
         exact = self._options.tuning.residuals == "exact"
-        done, card = find_and_load(
-            partial(self._timed, "find", find_newest, self.path, folder, exact=exact),
-            lambda found: self._load(live, found, resumes=resumes),
-        )
-        if done is None and not resumes:
+        loaded = live
+        for attempt in attempts():
+            with attempt:
+                self._timed("find", attempt.find, self.path, folder, exact=exact)
+                if attempt.found is not None:
+                    loaded = self._load(live, attempt.found, resumes=resumes)
+        found, card, live = attempt.found, attempt.card, loaded
+        if found is None and not resumes:
             raise EverystepError(
                 f"run {self.path}: the turn at step {recorder.step} was left in its midst, and the shadow "
                 "could not give the state of its start back",
                 hint="attach again in a new process; everystep status tells what there is to go on from",
             )
-        if done is None:
+        if found is None:
             nothing_found(str(self.path), self._options.resume)
             self._look_ahead(live, resumes=False)
             self._timed("connect", recorder.connect, live, predecessor=card)
             return
-        found, live = done
         if adopts:
             recorder.standing.point = point_here(self.path, found.line or found.point)
         try:
@@ -158,9 +161,9 @@ class Resumption:
             compared = compare_values(
                 live.keyed, live.census.script, found, self._user_state.members
             )
-        if give_back_groups(found, live, self.path):
+        if Loader(found, live, self.path).give_back_groups():
             live = self._timed("census", recorder.census)
-        recorder.versions = self._timed("load", load_point, found, live, self.path, optimizers=True)
+        recorder.versions = self._timed("load", Loader(found, live, self.path).load)
         self._user_state.restore(found.session.state)
         keep_values(live.keyed, compared.kept)
         self._overridden = bool(compared.kept)
@@ -200,7 +203,7 @@ class Resumption:
         )
 
     def find(self, step: int) -> tuple[RestorePoint, LiveCensus]:
-        """A point to rewind to. Nothing live is changed, nor let go of, before it is known to fit."""
+        """A point to rewind to. Nothing live is changed, nor given up, before it is known to fit."""
         found, _ = find_newest(self.path, None, step)
         if found is None:
             raise NothingToRecover(
@@ -209,7 +212,7 @@ class Resumption:
             )
         self._check(found)
         live = self._recorder.census()
-        check_point(found, live, self.path, later_groups=True)
+        Loader(found, live, self.path).check(later_groups=True)
         return found, live
 
     def rewind(self, found: RestorePoint, live: LiveCensus) -> None:

@@ -25,6 +25,11 @@ def is_text(value: str) -> bool:
     return True
 
 
+def full_name(kind: type, mark: str = ".") -> str:
+    """Of a class: in words with a dot, in census and store with a colon."""
+    return f"{kind.__module__}{mark}{kind.__qualname__}"
+
+
 def printable(words: str) -> str:
     """What cannot be printed is escaped as in Python: names may come from anywhere, and a terminal obeys some
     of them. Lines stay lines."""

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from everystep.errors import UsageError
+from everystep.text import full_name
 
 _FRAMEWORKS = ("accelerate", "lightning", "lightning_fabric", "pytorch_lightning")
 _INSIDE = {  # where a framework's wrapper keeps what it wraps, by the name of its class
@@ -84,4 +85,4 @@ def _held(owner: Any) -> Iterator[tuple[str, torch.optim.Optimizer]]:
 
 
 def _kind(value: object) -> str:
-    return f"{type(value).__module__}.{type(value).__qualname__}"
+    return full_name(type(value))

@@ -20,7 +20,8 @@ from everystep.cli.rewind import rewind_to
 from everystep.core.retention import Rules
 from everystep.errors import EverystepError, Fenced, UsageError
 from everystep.format.log import census_digest
-from everystep.recover.find import RestorePoint, find_newest
+from everystep.recover.find import find_newest
+from everystep.recover.point import RestorePoint
 from everystep.store import layout
 from everystep.store.bucket.client import Bucket
 from everystep.store.bucket.commits import commit_numbers, commit_path, read_newest

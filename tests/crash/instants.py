@@ -31,9 +31,9 @@ IN_LOOP: dict[str, tuple[str, list[str]]] = {
     "sealed": ("after", ["everystep.capture.tap:Tap.seal"]),
 }
 IN_ATTACH: dict[str, tuple[str, list[str]]] = {
-    "found": ("after", ["everystep.resuming:find_newest"]),
-    "loading": ("before", ["everystep.loading:load_optimizers"]),
-    "loaded": ("after", ["everystep.loading:load_optimizers"]),
+    "found": ("after", ["everystep.recover.attempts:find_newest"]),
+    "loading": ("before", ["everystep.recover.loader:Loader._load_optimizers"]),
+    "loaded": ("after", ["everystep.recover.loader:Loader._load_optimizers"]),
     "before the shadow": ("before", ["everystep.connection:start_shadow"]),
     "shadow starting": ("before", ["everystep.process.spawn:_read_pid"]),
     "shadow started": ("after", ["everystep.connection:start_shadow"]),

@@ -18,7 +18,8 @@ import pytest
 
 import everystep
 from everystep.lane.runtime import runtime_dir
-from everystep.recover.find import RestorePoint, find_newest
+from everystep.recover.find import find_newest
+from everystep.recover.point import RestorePoint
 
 from .jobs import Job, read_journal
 from .nursery import Nursery

@@ -24,7 +24,7 @@ from everystep.errors import DirectoryLost
 from everystep.lane.control import AskStatus, ask
 from everystep.lane.host import process_start
 from everystep.lane.runtime import ShadowCard, read_card, runtime_dir, write_card
-from everystep.recover import find
+from everystep.recover import find, from_shadow
 from everystep.recover.meet import shadow_of
 from everystep.standing import Standing
 from everystep.store.runs import Known, claim_term, create_run, write_manifest
@@ -296,7 +296,7 @@ def test_waiting_for_a_stopped_shadow_is_told(
     kill(nursery, begin(nursery, journal, run))
     (pid,) = shadows(runtime)
     os.kill(pid, signal.SIGSTOP)
-    monkeypatch.setattr(find, "_SILENT_SECONDS", 0.1)
+    monkeypatch.setattr(from_shadow, "_SILENT_SECONDS", 0.1)
     folder, answers = runtime_dir(str(run)), []
     asker = threading.Thread(target=lambda: answers.append(find.find_newest(run, folder)[0]))
     with caplog.at_level(logging.WARNING):

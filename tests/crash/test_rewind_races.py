@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 import everystep
-from everystep import loading, resuming
+from everystep import resuming
 from everystep.errors import UsageError
+from everystep.recover.loader import Loader
 
 from .jobs import Job
 from .processes import wait_until
@@ -86,7 +87,7 @@ def test_a_rewind_that_does_not_fit_lets_go_of_nothing(
     assert run.flush(60) == 5
 
     with monkeypatch.context() as patch:
-        patch.setattr(loading, "load_optimizers", refuse)  # half of it is loaded then
+        patch.setattr(Loader, "_load_optimizers", refuse)  # half of it is loaded then
         with pytest.raises(UsageError, match="another kind"):
             run.rewind(2)
     job.step()

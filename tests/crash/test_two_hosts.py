@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 import everystep
-from everystep import resuming
 from everystep.errors import Fenced
 from everystep.recover.find import find_newest
+from everystep.recover.loader import Loader
 from everystep.store.layout import term_dir, term_numbers
 
 
@@ -38,7 +38,7 @@ def writes_meanwhile(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Each time that a state is loaded, another host has claimed the next of these terms meanwhile."""
 
     def arrange(source: Path, run: Path, *numbers: int) -> None:
-        left, plain = list(numbers), resuming.load_point
+        left, plain = list(numbers), Loader.load
 
         def load(*given: Any, **more: Any) -> list[int]:
             if left:
@@ -46,7 +46,7 @@ def writes_meanwhile(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
                 shutil.copytree(term_dir(source, number), term_dir(run, number))
             return plain(*given, **more)
 
-        monkeypatch.setattr(resuming, "load_point", load)
+        monkeypatch.setattr(Loader, "load", load)
 
     return arrange
 

@@ -23,8 +23,8 @@ from everystep.format.log import LoggedRecord
 from everystep.format.slot import pack_events
 from everystep.lane.arena import SharedMemory
 from everystep.lane.ring import RingReader, RingWriter
-from everystep.loading import load_point
-from everystep.recover.find import RestorePoint
+from everystep.recover.loader import Loader
+from everystep.recover.point import RestorePoint
 from everystep.shadow.advance import Advance
 from everystep.shadow.intake import Intake
 from everystep.shadow.replica import Replica
@@ -51,7 +51,7 @@ class Desk:
         self.intake.on_record = self._keep
         for index, spec in enumerate(self.live.census.optimizers):
             if spec.mode is Mode.REPLAY:
-                self.intake.advances[index] = Advance(self.live.census, self.replica)
+                self.intake.state.advances[index] = Advance(self.live.census, self.replica)
         self._state = UserState(job.state)
         turn = OpenTurn()
         turn.begin(Moment.now(self._state, self.live))
@@ -80,7 +80,7 @@ class Desk:
             torch.cuda.synchronize()
         assert self.tap.flowing and not self.tap.outgrown
         self._take_in()
-        assert self.intake.step == step and self.intake.repairs == 0
+        assert self.intake.step == step and self.intake.state.repairs == 0
 
     def _take_in(self, *_: object) -> bool:
         while self.intake.take(may_apply=True):
@@ -103,10 +103,10 @@ class Desk:
             Point(1, self.intake.step),
             "shadow",
             self.live.census,
-            self.intake.session_values(),
+            self.intake.state.session_values(),
             lambda: iter(places),
-            memoryview(bytearray().join(data for _, data in self.intake.tail)),
-            self.intake.tail_steps,
+            memoryview(bytearray(self.intake.state.tail.data)),
+            self.intake.state.tail.steps,
             [],
         )
 
@@ -127,6 +127,6 @@ def load(found: RestorePoint, build: Callable[[], Job], *, log: bool = True) -> 
     """The found point in freshly built objects."""
     job = build()
     live = take_census(job.model, job.optimizer, log=log)
-    load_point(found, live, Path("desk"), optimizers=True)
+    Loader(found, live, Path("desk")).load()
     UserState(job.state).restore(found.session.state)
     return job

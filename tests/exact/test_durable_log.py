@@ -20,9 +20,9 @@ import torch
 from torch import nn
 
 import everystep
-from everystep import resuming
 from everystep.errors import StepUnavailable
 from everystep.lane.runtime import read_card, runtime_dir
+from everystep.recover.loader import Loader
 
 from .compare import same
 from .damage import flip
@@ -347,10 +347,8 @@ def test_damage_that_is_met_on_the_way(
     """Where steps before it were redone in live tensors already, everything is loaded again up to there."""
     end, losses, _ = unbroken(adamw, TOTAL)
     flip(logged, step, part)
-    load, loaded = resuming.load_point, []
-    monkeypatch.setattr(
-        resuming, "load_point", lambda f, *a, **k: loaded.append(f) or load(f, *a, **k)
-    )
+    load, loaded = Loader.load, []
+    monkeypatch.setattr(Loader, "load", lambda self: loaded.append(self) or load(self))
     with pytest.warns(UserWarning, match=f"the record of step {step} is damaged"):
         outcome = resume(adamw, logged, TOTAL, seed=SEED + 1, durable_log=1)
     assert "damage_met_on_the_way" in caplog.text and len(loaded) == loads

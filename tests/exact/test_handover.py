@@ -18,7 +18,8 @@ from everystep import connection
 from everystep.lane import runtime
 from everystep.lane.control import AskStatus, ask
 from everystep.lane.runtime import ShadowCard, read_card, runtime_dir, write_card
-from everystep.recover.find import RestorePoint, find_newest
+from everystep.recover.find import find_newest
+from everystep.recover.point import RestorePoint
 
 from .harness import Job, crash, seed_all
 from .test_groups import growing

@@ -1,5 +1,5 @@
-"""Records that are redone several at a time, and bases that such a pass copies on its way: every stored step
-is the state that training had."""
+"""Records that are replayed several at a time, and bases that such a pass copies on its way: every stored
+step is the state that training had."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_every_stored_step_is_what_training_had(tmp_path: Path) -> None:
         states[STEPS] = freeze([model.state_dict(), optimizer.state_dict()["state"]])
         status = run.status()
     assert status["exactness"] == "exact" and status["records_let_go"] == 0
-    assert status["replay_passes"] < 0.8 * status["records"], "nothing was redone together"
+    assert status["replay_passes"] < 0.8 * status["records"], "nothing was replayed together"
     stored = everystep.open_run(tmp_path / "run").steps
     assert len(stored) >= 3 and stored[-1] == STEPS
     for step in stored:

@@ -25,7 +25,8 @@ from everystep.format.base import Point, SessionValues
 from everystep.format.entry import frame_entry
 from everystep.format.log import LoggedRecord, census_digest
 from everystep.format.slot import pack_events
-from everystep.recover.find import RestorePoint, find_newest
+from everystep.recover.find import find_newest
+from everystep.recover.point import RestorePoint
 from everystep.store.bucket.client import Bucket
 from everystep.store.bucket.commits import read_newest
 from everystep.store.bucket.ship import BaseShipper

@@ -22,7 +22,7 @@ from everystep.lane.protocol import PROTOCOL
 from everystep.lane.runtime import ShadowCard, read_card, runtime_dir, write_card
 from everystep.process import last_words
 from everystep.process.config import read_config
-from everystep.recover import find
+from everystep.recover import from_shadow
 
 from .traces import bits, model, sgd, shadows, train_step
 
@@ -132,7 +132,9 @@ def test_last_words_that_did_not_reach_the_store(
     path = tmp_path / "run"
     folder = runtime_dir(str(path))
     card = ShadowCard(os.getpid(), process_start(os.getpid()), protocol=PROTOCOL + 1)
-    monkeypatch.setattr(find, "last_words", lambda *_: (folder / "shadow.json").unlink() or 7)
+    monkeypatch.setattr(
+        from_shadow, "last_words", lambda *_: (folder / "shadow.json").unlink() or 7
+    )
     write_card(folder, card)
     net = model()
     with pytest.raises(NothingToRecover, match=r"held step 7 and left nothing"):

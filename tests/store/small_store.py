@@ -18,7 +18,8 @@ from everystep.format.base import CHUNK_BYTES, SessionValues
 from everystep.format.entry import frame_entry
 from everystep.format.slot import pack_events
 from everystep.format.values import encode
-from everystep.recover.find import RestorePoint, find_newest
+from everystep.recover.find import find_newest
+from everystep.recover.point import RestorePoint
 from everystep.store import layout
 from everystep.store.bases import read_base
 from everystep.store.layout import name_of

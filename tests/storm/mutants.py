@@ -136,13 +136,13 @@ MUTANTS = [
     ),
     Mutant(
         "slots that are no tensors are not replayed",
-        "recover/load.py",
-        "    elif isinstance(event, SlotValues):",
-        "    elif False:",
+        "recover/live.py",
+        "        self._slots.values(event)",
+        "        pass",
     ),
     Mutant(
         "groups added during the run do not come back",
-        "recover/load.py",
+        "recover/groups.py",
         "    for parameters in stored[len(optimizer.param_groups) :]:",
         "    for parameters in ():",
     ),
@@ -154,9 +154,9 @@ MUTANTS = [
     ),
     Mutant(
         "a new base does not say which atoms changed",
-        "shadow/intake.py",
-        "                self.replica.versions[atom] = seal.step",
-        "                pass",
+        "shadow/replica_state.py",
+        "            self.replica.versions[atom] = seal.step",
+        "            pass",
     ),
     Mutant(
         "the seal has no user state after the first",
@@ -292,7 +292,7 @@ MUTANTS = [
     ),
     Mutant(
         "another optimizer class is accepted",
-        "recover/load.py",
+        "recover/matching.py",
         "    if others:\n        raise ModelMismatch(",
         "    if False:\n        raise ModelMismatch(",
     ),
@@ -349,13 +349,13 @@ MUTANTS = [
     Mutant(
         "a shadow that failed at a record throws the next one away",
         "shadow/intake.py",
-        "            record, self._held = self._held, []",
-        "            record = self._held",
+        "        held, self._held = self._held, []",
+        "        held = self._held",
         also=(
             Change(
                 "shadow/intake.py",
-                "                self.on_record(_seal(record), entries)\n",
-                "                self.on_record(_seal(record), entries)\n            self._held = []\n",
+                "            self.on_record(seal_of(entries), entries)\n",
+                "            self.on_record(seal_of(entries), entries)\n        self._held = []\n",
             ),
         ),
     ),
@@ -385,7 +385,7 @@ MUTANTS = [
     ),
     Mutant(
         "residuals of param groups that a broken turn added stay",
-        "recover/load.py",
+        "recover/groups.py",
         "                    forget_residual(optimizer, parameter)\n",
         "",
     ),

@@ -86,17 +86,17 @@ def test_a_simple_program_holds(storm: Storm) -> None:
 
 
 WRONG_SLOT = """
-import everystep.resuming as resuming
-plain = resuming.load_point
-def load_point(found, live, path, **given):
-    versions = plain(found, live, path, **given)
-    next(iter(live.optimizers[0].state.values()))["exp_avg"].view(-1)[-1] += 1e-7
+from everystep.recover.loader import Loader
+plain = Loader.load
+def load(self, **given):
+    versions = plain(self, **given)
+    next(iter(self._live.optimizers[0].state.values()))["exp_avg"].view(-1)[-1] += 1e-7
     return versions
-resuming.load_point = load_point
+Loader.load = load
 """
 LOST_STEP = """
-import everystep.resuming as resuming
-resuming.find_newest = lambda *given, **more: (None, None)
+import everystep.recover.attempts as attempts
+attempts.find_newest = lambda *given, **more: (None, None)
 """
 WRONG_RANDOM = """
 import everystep.resuming as resuming

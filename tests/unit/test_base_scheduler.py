@@ -81,7 +81,7 @@ class Bench:
         replica.reserve_values()
         empty = SessionValues(0, b"", b"", (), ())
         self.intake = Intake(CENSUS, RingReader(memory, GEOMETRY), replica, empty)
-        self.intake.advances[0] = Copies()
+        self.intake.state.advances[0] = Copies()
         self.base_writer = BaseWriter(run, None, Rules())
         self.base_scheduler = BaseScheduler(Options(durable_every=1), self.intake, self.base_writer)
         self.base_writer.claim()
@@ -377,7 +377,7 @@ def test_the_next_base_is_expected_with_all_that_training_will_move(tmp_path: Pa
     base_scheduler.write_now()
     assert 3 * tensor < base_scheduler.base_bytes < 4 * tensor, "what is frozen is referred to"
     replica.reserve((0, slot, "float32", (1 << 20,)) for slot in ("/exp_avg", "/exp_avg_sq"))
-    intake.calls = 1
+    intake.state.calls = 1
     replica.versions[0] = 2
     assert 3 * tensor < base_scheduler.base_bytes < 4 * tensor
 

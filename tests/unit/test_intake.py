@@ -12,7 +12,7 @@ from everystep.format.base import SessionValues
 from everystep.format.slot import FLAG_GAP, FLAG_SEALED, pack_events
 from everystep.lane.arena import SharedMemory
 from everystep.lane.ring import RingReader, RingWriter
-from everystep.shadow import intake
+from everystep.shadow import replica_state
 from everystep.shadow.intake import Intake
 from everystep.shadow.replica import Replica
 
@@ -139,7 +139,7 @@ def test_asking_for_a_shorter_log_does_not_take_back_a_repair(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One request replaces the other, and the trainer may see only the last of them."""
-    monkeypatch.setattr(intake, "_TAIL_BYTES_MIN", 0)
+    monkeypatch.setattr(replica_state, "_TAIL_BYTES_MIN", 0)
     spec = OptimizerSpec("", "muon:Muon", Mode.LOG, ((1,),))
     atoms = (Atom("rotten", "float32", (2,)), Atom("logged", "float32", (2,)))
     bench = Bench(Census(atoms, (spec,), "exact"))
@@ -167,7 +167,7 @@ def test_of_a_tensor_that_is_sent_twice_the_later_bytes_count(
     assert bench.intake.step == 2 and max(together) == 1, "threads may copy them in any order"
 
 
-def test_records_that_nobody_could_redo_are_not_logged() -> None:
+def test_records_that_nobody_could_replay_are_not_logged() -> None:
     """While an atom has no base its gradients do not travel."""
     atoms = (Atom("first", "float32", (2,)), Atom("second", "float32", (2,)))
     bench, told = Bench(Census(atoms, (), "exact")), []

@@ -20,8 +20,10 @@ from everystep.replay import choose as choose_module
 from everystep.replay import selfcheck
 from everystep.replay.choose import _known, choose
 from everystep.replay.passes import Rows, Step, run_pass
+from everystep.replay.rules import RULES
+from everystep.replay.rules.rule import Powers
 from everystep.replay.selfcheck import Probe, awkward, device_powers, differences, drift
-from everystep.replay.twins import SLOTS, TWINS, Powers, Twin, powers_needed, slots_of
+from everystep.replay.twins import TWINS, Twin, powers_needed
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the twins were not compiled")
 
@@ -56,7 +58,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {**SGD, "maximize": True, "nesterov": False, "dampening": 0.1},
     ],
 }
-CASES = [(name, group) for name, twin in TWINS.items() for group in VARIANTS[twin.rule]]
+CASES = [(name, group) for name, twin in TWINS.items() for group in VARIANTS[twin.rule.name]]
 BY_HAND = [  # numpy has not the roots of MKL
     (name, group)
     for name, group in CASES
@@ -80,7 +82,7 @@ def moved(
     """Values and slots of tensors that the twin moved by STEPS steps, k in each pass."""
     dtype = getattr(torch, twin.dtype)
     whole = awkward(sum(sizes), dtype, 1)
-    names = slots_of(twin.rule, group)
+    names = twin.rule.slots_of(group)
     tensors = [[v.clone(), *(torch.zeros_like(v) for _ in names)] for v in whole.split(sizes)]
     targets = np.zeros(len(sizes), TARGET)
     for row, (value, *slots) in zip(targets, tensors, strict=True):
@@ -183,11 +185,11 @@ def test_rules_by_hand(name: str, group: dict[str, Any], size: int) -> None:
             g = awkward(size, torch.float32, 10 + n).numpy()
             g = g / f32(2.0**n) if twin.dialect == "fused" else g
             g = decayed(-g if group["maximize"] else g, w, group, twin.dialect == "fused")
-            if twin.rule == "adam":
+            if twin.rule.name == "adam":
                 w, m, v = adam_by_hand(twin.dialect, now, w, m, v, g, n + 1)
             else:
                 w, m = sgd_by_hand(now, w, m, g, n + 1)
-    names = ("value", *slots_of(twin.rule, group))
+    names = ("value", *twin.rule.slots_of(group))
     for slot, mine, expected in zip(names, found, (w, m, v), strict=False):
         same = (mine.numpy().view(np.int32) == expected.view(np.int32)) | (
             np.isnan(mine.numpy()) & np.isnan(expected)
@@ -196,7 +198,7 @@ def test_rules_by_hand(name: str, group: dict[str, Any], size: int) -> None:
 
 
 @pytest.mark.parametrize("group", VARIANTS["sgd"])
-def test_sgd_on_the_cpu_is_redone_bit_for_bit(group: dict[str, Any]) -> None:
+def test_sgd_on_the_cpu_is_replayed_bit_for_bit(group: dict[str, Any]) -> None:
     found = differences(
         lambda p: torch.optim.SGD(p, **group), torch.device("cpu"), torch.float32, Probe(steps=9)
     )
@@ -206,7 +208,7 @@ def test_sgd_on_the_cpu_is_redone_bit_for_bit(group: dict[str, Any]) -> None:
 @KNOWN_ROOTS
 @pytest.mark.parametrize("group", VARIANTS["adam"])
 @pytest.mark.parametrize("rate", ["number", "tensor", "foreach"])
-def test_adam_on_the_cpu_is_redone_bit_for_bit(group: dict[str, Any], rate: str) -> None:
+def test_adam_on_the_cpu_is_replayed_bit_for_bit(group: dict[str, Any], rate: str) -> None:
     kind = torch.optim.AdamW if group["decoupled_weight_decay"] else torch.optim.Adam
     settings = {k: v for k, v in group.items() if k != "decoupled_weight_decay"}
     if rate == "tensor":
@@ -292,7 +294,7 @@ def test_what_has_no_twin_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_absent_gradients_and_their_clocks() -> None:
     twin, group = TWINS["adam-fused-float32"], ADAM
     values = [torch.ones(5), torch.ones(5)]
-    slots = [[torch.zeros(5) for _ in SLOTS["adam"]] for _ in values]
+    slots = [[torch.zeros(5) for _ in RULES["adam"].slots] for _ in values]
     targets = np.zeros(2, TARGET)
     for row, value, own in zip(targets, values, slots, strict=True):
         row["value"], row["count"] = value.data_ptr(), 5

@@ -21,8 +21,8 @@ from everystep.bench.place import temporary_place
 from everystep.capture.census import take_census
 from everystep.core.census import Census
 from everystep.format.log import LoggedRecord, census_digest
-from everystep.loading import load_point
 from everystep.recover.find import find_newest
+from everystep.recover.loader import Loader
 from everystep.store import layout
 from everystep.store.disk.files import RunPath, replace_file, size_of, temporary_for
 from everystep.store.disk.mapped import map_file
@@ -147,7 +147,7 @@ def _restore(training: Training, run: Path, step: int | None) -> tuple[float, in
     began = time.perf_counter()
     found, _ = find_newest(run, None, step, verify_lazily=True)
     assert found is not None, f"{run} holds no base"
-    load_point(found, live, run, optimizers=True)
+    Loader(found, live, run).load()
     if training.device.type == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter() - began, found.point.step

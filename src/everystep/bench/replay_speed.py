@@ -14,7 +14,7 @@ from everystep.core.pace import replay_threads
 from everystep.errors import UsageError
 from everystep.native import TARGET, missing
 from everystep.replay.passes import Rows, Step, run_pass
-from everystep.replay.twins import SLOTS, TWINS, Twin, slots_of
+from everystep.replay.twins import TWINS, Twin
 
 _RECORDS = (1, 2, 4, 8)
 _ROUNDS = 3
@@ -74,16 +74,16 @@ def replay_speed(parameters: int, threads: int | None) -> dict[str, Any]:
 def _bytes(twin: Twin, k: int) -> float:
     """For a parameter and a step: the gradient is read once, state is read and written once a pass."""
     size = 4 if twin.dtype == "float32" else 2
-    states = 1 + len(slots_of(twin.rule, _ADAM if twin.rule == "adam" else _SGD))
+    states = 1 + len(twin.rule.slots_of(_ADAM if twin.rule.counts_steps else _SGD))
     return size * (1 + 2 * states / k)
 
 
 def _twin(twin: Twin, gradients: list[torch.Tensor], threads: int) -> float:
-    group = _ADAM if twin.rule == "adam" else _SGD
+    group = _ADAM if twin.rule.counts_steps else _SGD
     count = gradients[0].numel()
-    state = [torch.zeros(count, dtype=gradients[0].dtype) for _ in range(1 + len(SLOTS[twin.rule]))]
+    state = [torch.zeros(count, dtype=gradients[0].dtype) for _ in range(1 + len(twin.rule.slots))]
     targets = np.zeros(1, TARGET)
-    used = 1 + len(slots_of(twin.rule, group))
+    used = 1 + len(twin.rule.slots_of(group))
     targets[0]["value"], targets[0]["count"] = state[0].data_ptr(), count
     targets[0]["slots"][: used - 1] = [slot.data_ptr() for slot in state[1:used]]
     zero = np.zeros(1, np.int64)

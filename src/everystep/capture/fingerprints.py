@@ -14,11 +14,15 @@ from everystep.capture.copier import Copier
 from everystep.capture.outbox import Outbox
 from everystep.core.census import Mode, OptimizerSpec
 from everystep.core.events import Fingerprints
-from everystep.core.pace import FINGERPRINT_SHARES_MAX, fingerprint_every, fingerprint_shares
+from everystep.core.pace import (
+    FINGERPRINT_SHARES_MAX,
+    fingerprint_every,
+    fingerprint_shares,
+    smoothed,
+)
 from everystep.replay.fingerprints import digest_tensors, load_kernels
 
 _NAME_BYTES = 16  # of a tensor's place in the document, without the name of its slot
-_SMOOTHING = 0.2
 
 
 def by_device(
@@ -76,8 +80,7 @@ class FingerprintSender:
         """A step is over: how long steps take decides how often there is time for digests."""
         now = time.perf_counter()
         seconds, self._sealed = now - self._sealed, now
-        before = self._step_seconds or seconds
-        self._step_seconds = before + _SMOOTHING * (seconds - before)
+        self._step_seconds = smoothed(self._step_seconds, seconds)
 
     def is_due(self, step: int) -> bool:
         every = self.every

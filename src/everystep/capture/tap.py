@@ -32,6 +32,7 @@ from everystep.capture.states import StateSender
 from everystep.capture.suspicion import Suspicions
 from everystep.capture.turn import Moment, OpenTurn
 from everystep.capture.watch import Watch
+from everystep.closures import closure_in, with_work_after
 from everystep.core.cadence import Rest
 from everystep.core.census import Mode, OptimizerSpec
 from everystep.core.events import Seal
@@ -171,7 +172,7 @@ class Tap:
         if next(reversed(hooks)) != self._pre_handles[index].id:
             self.states.unlogged.update(spec.atoms)  # a later hook may still change the gradients
             return None
-        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        closure = closure_in(args, kwargs)
         if spec.foreign:
             if (
                 len(args) > 1 or kwargs
@@ -182,7 +183,7 @@ class Tap:
         if closure is None:
             self._log_call(index)
             return None
-        return self._with_closure(index, closure, args, kwargs)
+        return with_work_after(closure, partial(self._guard(self._log_call), index), args, kwargs)
 
     def _is_sent_as_state(self, index: int) -> bool:
         spec = self.live.census.optimizers[index]
@@ -203,20 +204,6 @@ class Tap:
         found = {*optimizer._optimizer_step_pre_hooks, *optimizer._optimizer_step_post_hooks}
         found |= {*_global_optimizer_pre_hooks, *_global_optimizer_post_hooks}
         return not found <= {self._pre_handles[index].id, *self._own_ids, *self._turn.hook_ids}
-
-    def _with_closure(
-        self, index: int, closure: Callable[[], Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        log = self._guard(self._log_call)
-
-        def closure_then_tap() -> Any:
-            result = closure()
-            log(index)
-            return result
-
-        if "closure" in kwargs:
-            return args, {**kwargs, "closure": closure_then_tap}
-        return (args[0], closure_then_tap, *args[2:]), kwargs
 
     def _log_call(self, index: int) -> None:
         self.outbox.patient = self.states.needs_patience

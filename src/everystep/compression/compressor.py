@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from everystep.closures import closure_in, with_work_after
 from everystep.compression.methods import FP8, INT8, Bfloat16, Method, RandomK, TopK
 from everystep.errors import UsageError
 from everystep.unwrap import unwrap
@@ -90,19 +92,11 @@ class Compressor:
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """A pre-hook: now, or where a closure makes the gradients, when it has."""
-        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        closure = closure_in(args, kwargs)
         if closure is None:
             self._reduce_all(optimizer)
             return None
-
-        def closure_then_compress() -> Any:
-            result = closure()
-            self._reduce_all(optimizer)
-            return result
-
-        if "closure" in kwargs:
-            return args, {**kwargs, "closure": closure_then_compress}
-        return (args[0], closure_then_compress, *args[2:]), kwargs
+        return with_work_after(closure, partial(self._reduce_all, optimizer), args, kwargs)
 
     def _reduce_all(self, optimizer: torch.optim.Optimizer) -> None:
         assert self.method is not None

@@ -11,6 +11,7 @@ FIRST_SLICE_BYTES = 64 << 20
 _SLICE_BYTES_MIN = 4 << 20
 _SHARE = 0.8  # of what the link can take besides gradients; measured rates are never quite steady
 _EARLY_SHARE = 0.9  # of the bytes: the many small parameters are not worth a hook each
+_SMOOTHING = 0.2
 _HOOK_SECONDS = 60e-6  # of the training thread, for one hook at one step, as measured on a GPU
 
 
@@ -86,6 +87,11 @@ def planes_pay(ratio: float, *, pack_seconds: float, step_seconds: float) -> boo
 def steps_left(bytes_left: int, slice_bytes: int) -> int:
     """How many steps the rest of a base is spread over."""
     return -(-bytes_left // max(slice_bytes, 1))
+
+
+def smoothed(known: float, new: float) -> float:
+    """What is measured again and again, as an average that forgets; 0: nothing is known yet."""
+    return known + _SMOOTHING * (new - known) if known else new
 
 
 def replay_threads(cores: int) -> int:

@@ -14,12 +14,12 @@ from typing import Any, Protocol
 
 import torch
 
+from everystep.core.pace import smoothed
 from everystep.device.batch import BatchedCopy, batched_copy
 from everystep.device.pages import lock_pages, unlock_pages
 
 STAGING_BYTES = 16 << 20
 _RATE_BYTES_MIN = 1 << 20  # smaller copies say nothing about the link
-_SMOOTHING = 0.2
 _nbytes = attrgetter("nbytes")
 _is_contiguous = torch.Tensor.is_contiguous
 
@@ -226,11 +226,11 @@ class CudaCopyStream:
         while self._copies and self._copies[0][1].query():
             before, after, size = self._copies.popleft()
             rate = size / max(before.elapsed_time(after) / 1e3, 1e-9)
-            self.link_bytes_per_second = _smooth(self.link_bytes_per_second, rate)
+            self.link_bytes_per_second = smoothed(self.link_bytes_per_second, rate)
         while self._windows and self._windows[0][1].query():
             before, after = self._windows.popleft()
             seconds = before.elapsed_time(after) / 1e3
-            self.window_seconds = _smooth(self.window_seconds, seconds)
+            self.window_seconds = smoothed(self.window_seconds, seconds)
         if self._digest is not None and self._digest[1].query():
             before, after = self._digest
             self._digest, self.digest_seconds = None, before.elapsed_time(after) / 1e3
@@ -246,10 +246,6 @@ def _copies_lists(device: torch.device) -> bool:
         return False
     torch.cuda.synchronize(device)
     return all(torch.equal(t, s.cpu()) for t, s in zip(targets, sources, strict=True))
-
-
-def _smooth(known: float, new: float) -> float:
-    return known + _SMOOTHING * (new - known) if known else new
 
 
 def open_sides(memory: torch.Tensor, devices: set[torch.device]) -> dict[torch.device, CopyStream]:

@@ -107,3 +107,10 @@ def _plain_to_dtype(plain: Any) -> Any:
         layout["titles"] = plain["titles"]
     found = np.dtype(layout, align=plain["aligned"])
     return np.dtype((np.record, found)) if plain["record"] else found
+
+
+def widen_bfloat16(bits: Any) -> Any:
+    """The elements, an array of their 16 bits each, as float32: the upper half of it. No value changes."""
+    import numpy as np
+
+    return (bits.astype(np.uint32) << 16).view(np.float32)

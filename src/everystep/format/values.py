@@ -17,6 +17,7 @@ import msgspec
 from everystep.errors import CorruptData, UnsupportedState
 from everystep.format.arrays import array_to_plain, plain_to_array
 from everystep.format.unstorable import Unstorable
+from everystep.text import full_name
 
 Pack = Callable[[Any], tuple[str, Any] | None]
 """Turns a foreign value into (tag, plain payload), or None if it does not know the type."""
@@ -154,7 +155,7 @@ def _to_plain(value: Any, pack: Pack, depth: int) -> Any:
         return {"range": [_to_plain(n, pack, depth) for n in (value.start, value.stop, value.step)]}
     packed = array_to_plain(value) or pack(value)
     if packed is None:
-        name = f"{kind.__module__}.{kind.__qualname__}"
+        name = full_name(kind)
         hints = (hint for start, hint in _HINTS.items() if name.startswith(start))
         raise Unstorable(f"type {name} cannot be stored", next(hints, _HINT))
     return {packed[0]: packed[1]}

@@ -80,7 +80,7 @@ def _opened() -> ctypes.CDLL | OSError:
 
 def _declared(loaded: ctypes.CDLL) -> ctypes.CDLL:
     address, count, number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
-    loaded.everystep_replay.argtypes = [number, address, count, address, count, number]
+    loaded.everystep_replay.argtypes = [ctypes.c_char_p, address, count, address, count, number]
     loaded.everystep_mkl_roots.argtypes = [address, count]
     loaded.everystep_copy.argtypes = [address, count, number]
     loaded.everystep_digests.argtypes = [address, count, count, address, number]
@@ -89,12 +89,14 @@ def _declared(loaded: ctypes.CDLL) -> ctypes.CDLL:
     return loaded
 
 
-def replay(twin: int, targets: np.ndarray, steps: np.ndarray, threads: int) -> None:
+def replay(twin: str, targets: np.ndarray, steps: np.ndarray, threads: int) -> None:
     """Steps (one row of k for every target) over the targets; both hold addresses."""
     loaded = library()
     assert loaded is not None
     count, k = steps.shape
-    code = loaded.everystep_replay(twin, targets.ctypes.data, count, steps.ctypes.data, k, threads)
+    code = loaded.everystep_replay(
+        twin.encode(), targets.ctypes.data, count, steps.ctypes.data, k, threads
+    )
     if code:
         raise ValueError(f"replay: there is no twin {twin}")
 

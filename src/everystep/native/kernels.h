@@ -115,14 +115,23 @@ TARGET static void NAMED(prepare)(float *to, const float *from, const float *res
         }
 }
 
+/* every twin there is, by the name that it has in replay/rules */
+static const Twin NAMED(twins)[] = {
+    {"adam-foreach-float32", NAMED(adam_foreach), FLOAT32, 0, 1},
+    {"adam-single-float32", NAMED(adam_single), FLOAT32, 0, 1},
+    {"adam-fused-float32", NAMED(adam_fused), FLOAT32, 0, 1},
+    {"adam-foreach-bfloat16", NAMED(adam_foreach_bfloat16), BFLOAT16, 1, 1},
+    {"adam-single-bfloat16", NAMED(adam_single_bfloat16), BFLOAT16, 1, 1},
+    {"adam-fused-bfloat16", NAMED(adam_fused_bfloat16), BFLOAT16, 0, 1},
+    {"adam-cpu-float32", NAMED(adam_cpu), FLOAT32, 0, 0},
+    {"adam-mkl-float32", NAMED(adam_mkl), FLOAT32, 0, 0},
+    {"sgd-ops-float32", NAMED(sgd_ops), FLOAT32, 0, 1},
+    {"sgd-cpu-float32", NAMED(sgd_cpu), FLOAT32, 0, 0},
+    {"sgd-ops-bfloat16", NAMED(sgd_ops_bfloat16), BFLOAT16, 1, 1},
+    {"sgd-fused-bfloat16", NAMED(sgd_fused_bfloat16), BFLOAT16, 0, 1},
+    {NULL, NULL, 0, 0, 0},
+};
+
 static const Kit NAMED(kit) = {
-    NAMED(widen), NAMED(narrow), NAMED(prepare), NAMED(canonical), NAMED(mkl_roots),
-    {
-        {NAMED(adam_foreach), FLOAT32, 0, 1}, {NAMED(adam_single), FLOAT32, 0, 1}, {NAMED(adam_fused), FLOAT32, 0, 1},
-        {NAMED(adam_foreach_bfloat16), BFLOAT16, 1, 1}, {NAMED(adam_single_bfloat16), BFLOAT16, 1, 1},
-        {NAMED(adam_fused_bfloat16), BFLOAT16, 0, 1},
-        {NAMED(sgd_ops), FLOAT32, 0, 1}, {NAMED(sgd_cpu), FLOAT32, 0, 0},
-        {NAMED(sgd_ops_bfloat16), BFLOAT16, 1, 1}, {NAMED(sgd_fused_bfloat16), BFLOAT16, 0, 1},
-        {NAMED(adam_cpu), FLOAT32, 0, 0}, {NAMED(adam_mkl), FLOAT32, 0, 0},
-    },
+    NAMED(widen), NAMED(narrow), NAMED(prepare), NAMED(canonical), NAMED(mkl_roots), NAMED(twins),
 };

@@ -42,13 +42,13 @@ enum { FACTOR = BETA1, DAMPING = BETA2 };
 
 typedef void Rule(float *w, float **slots, const float *g, int64_t count, const Step *step);
 typedef struct {
+    const char *name;
     Rule *rule;
     int dtype;
     int rounds;  /* also a prepared gradient is rounded to the dtype */
     int one_nan; /* whatever NaN comes out is the one of a CUDA chip */
 } Twin;
 
-#define TWINS 12
 typedef struct {
     void (*widen)(float *to, const uint16_t *from, int64_t count);
     void (*narrow)(uint16_t *to, const float *from, int64_t count);
@@ -56,7 +56,7 @@ typedef struct {
                     int rounds, int run);
     void (*canonical)(float *x, int64_t count);
     void (*mkl_roots)(float *x, int64_t count);
-    Twin twins[TWINS];
+    const Twin *twins; /* the last one has no name */
 } Kit;
 
 #define TARGET
@@ -160,11 +160,17 @@ static void task(const Kit *kit, const Twin *twin, const Target *target, int64_t
     }
 }
 
+static const Twin *find_twin(const Kit *kit, const char *name) {
+    const Twin *twin = kit->twins;
+    while (twin->name && strcmp(twin->name, name)) twin++;
+    return twin->name ? twin : NULL;
+}
+
 /* Steps of target i are steps[i * k .. i * k + k). Returns 0, or -1 for a twin there is none of. */
-int everystep_replay(int which, const Target *targets, int64_t count, const Step *steps, int64_t k, int threads) {
-    if (which < 0 || which >= TWINS) return -1;
+int everystep_replay(const char *name, const Target *targets, int64_t count, const Step *steps, int64_t k, int threads) {
     const Kit *kit = best_kit();
-    const Twin *twin = &kit->twins[which];
+    const Twin *twin = find_twin(kit, name);
+    if (!twin) return -1;
     int64_t tasks = 0;
     for (int64_t i = 0; i < count; i++) tasks += (targets[i].count + TASK - 1) / TASK;
     (void)threads;

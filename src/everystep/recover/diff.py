@@ -10,6 +10,7 @@ import numpy as np
 
 from everystep.core.dtypes import ELEMENT_TYPES
 from everystep.core.tensors import Held
+from everystep.format.arrays import widen_bfloat16
 from everystep.recover.state import State
 
 _ELEMENTS = 1 << 20  # compared at a time
@@ -89,8 +90,8 @@ def _parts(tensor: Held) -> Iterator[memoryview]:
 def widen(data: memoryview, dtype: str) -> np.ndarray:
     """Elements as float64 (complex128), which changes no value but those of huge integers."""
     if dtype == "bfloat16":
-        bits = np.frombuffer(data, np.uint16).astype(np.uint32) << 16
-        return bits.view(np.float32).astype(np.float64)
+        single: np.ndarray = widen_bfloat16(np.frombuffer(data, np.uint16))
+        return single.astype(np.float64)
     if dtype == "float8_e5m2":  # the upper half of a float16
         halves = np.frombuffer(data, np.uint8).astype(np.uint16) << 8
         return halves.view(np.float16).astype(np.float64)

@@ -1,5 +1,5 @@
 """Packed payloads of a log, made whole where they are needed: on the host, or on the one device that all
-tensors lie on, so that only words that are not zero travel there, and while the entry before is redone."""
+tensors lie on, so that only words that are not zero travel there, and while the entry before is replayed."""
 
 from __future__ import annotations
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 
 import torch
 
 from everystep.core.events import GRADIENT, Presence, unpack_presence
-from everystep.recover.find import RestorePoint
+from everystep.recover.point import RestorePoint
 from everystep.recover.upload import Uploads
 from everystep.replay.tensors import dtype_of, gradient_dtype, view_tensor
 
@@ -15,15 +15,15 @@ from everystep.replay.tensors import dtype_of, gradient_dtype, view_tensor
 class Pending:
     """Collects them while a point is loaded. `finish` comes last: replaying a call clears gradients."""
 
-    def __init__(self, tensors: Sequence[torch.Tensor], ids: dict[int, int]) -> None:
-        self._tensors, self._ids = tensors, ids
-        self._gradients: dict[int, torch.Tensor] = {}  # by the atom of the stored census
+    def __init__(self, tensors: Mapping[int, torch.Tensor]) -> None:
+        self._tensors = tensors  # live ones, by their atom in the found census
+        self._gradients: dict[int, torch.Tensor] = {}  # by the same
 
     def of(self, atom: int, dtype: str) -> torch.Tensor:
         """Room for an atom's gradient, which may be of another type than the parameter."""
         kind, room = dtype_of(dtype), self._gradients.get(atom)
         if room is None or room.dtype is not kind:
-            parameter = self._tensors[self._ids[atom]].detach()
+            parameter = self._tensors[atom].detach()
             room = self._gradients[atom] = torch.zeros_like(parameter, dtype=kind)
         return room
 
@@ -34,11 +34,11 @@ class Pending:
 
     def finish(self, pending: Presence, atoms: Iterable[int]) -> None:
         """Give every parameter the gradient it had, or none."""
-        count = max(self._ids, default=-1) + 1
+        count = max(self._tensors, default=-1) + 1
         zeros = unpack_presence(pending.zeros, count)
         sparse = unpack_presence(pending.sparse, count)
         for atom in atoms:
-            parameter = self._tensors[self._ids[atom]]
+            parameter = self._tensors[atom]
             if pending.has(atom):
                 _give(parameter, self._gradients[atom])
             elif sparse[atom]:

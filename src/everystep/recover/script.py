@@ -13,7 +13,7 @@ from everystep.core.census import Script
 from everystep.errors import UsageError
 from everystep.format import values
 from everystep.format.optimizer import decode_values
-from everystep.recover.find import RestorePoint
+from everystep.recover.point import RestorePoint
 from everystep.replay.tensors import pack, unpack
 
 # switched on, they need slots from the first step on

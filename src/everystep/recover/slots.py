@@ -1,31 +1,30 @@
-"""The slots of live optimizers while a found point is loaded and its log replayed. A slot may be of any type
-at any step: what came last of an atom is what there is."""
+"""The slots of live optimizers while a restore point is loaded and its log replayed. A slot may be of any
+type at any step: what came last of an atom is what there is."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from everystep.core.census import Census
-from everystep.core.events import Edit, Rebase, SlotValues
+from everystep.core.events import Edit, SlotValues
 from everystep.errors import CorruptData
-from everystep.format import values
+from everystep.format import foreign, values
+from everystep.replay.engine import Sent
 from everystep.replay.slots import device_of, new_slot
 from everystep.replay.tensors import unpack_on
 
-Parameters = Callable[[int], torch.Tensor]  # the live tensor of an atom of the found census
-
 
 class SlotLoader:
-    """`optimizers` are live ones, by their place in the found census."""
+    """`optimizers` are live ones by their place in the found census, `parameters` by their atom in it."""
 
     def __init__(
         self,
         census: Census,
         optimizers: Mapping[int, torch.optim.Optimizer],
-        parameters: Parameters,
+        parameters: Mapping[int, torch.Tensor],
     ) -> None:
         self._census = census
         self._optimizers = optimizers
@@ -35,14 +34,11 @@ class SlotLoader:
             {atom: number for number, group in enumerate(spec.groups) for atom in group}
             for spec in census.optimizers
         ]
-        self._sent: dict[int, set[tuple[int, Any]]] = {}  # by atom: optimizer and name
-        self._told: dict[int, set[int]] = {}  # by atom: optimizers whose other slots were sent
 
     def replace(self, atom: int, slot: str, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
         """A new tensor for a slot, whatever it was before: an old one may share its memory with others."""
         index, name = self._find(slot)
-        self._sent.setdefault(atom, set()).add((index, name))
-        parameter, optimizer = self._parameters(atom), self._optimizers[index]
+        parameter, optimizer = self._parameters[atom], self._optimizers[index]
         group = optimizer.param_groups[self._groups[index][atom]]
         made = new_slot(dtype, shape, parameter, device_of(optimizer, group, name, parameter))
         self._state(index, atom)[name] = made
@@ -51,10 +47,7 @@ class SlotLoader:
     def target(self, edit: Edit) -> torch.Tensor:
         """Where the bytes of an edit go. Its first piece begins a tensor; the others belong to that one."""
         if not edit.slot:
-            if edit.start == 0:  # an atom's value comes before its slots: these follow now
-                self._sent.pop(edit.atom, None)
-                self._told.pop(edit.atom, None)
-            return self._parameters(edit.atom)
+            return self._parameters[edit.atom]
         if edit.start == 0:
             return self.replace(edit.atom, edit.slot, edit.dtype, edit.shape)
         index, name = self._find(edit.slot)
@@ -65,31 +58,36 @@ class SlotLoader:
 
     def values(self, event: SlotValues) -> None:
         """Slots that are no plain tensors."""
-        unpack = unpack_on(self._parameters(event.atom).device)
+        unpack = unpack_on(self._parameters[event.atom].device)
         found = values.decode(event.values, unpack)
         if not isinstance(found, dict):
             raise CorruptData(f"read log: slots of atom {event.atom} are a {type(found).__name__}")
         self._state(event.optimizer, event.atom).update(found)
-        self._sent.setdefault(event.atom, set()).update((event.optimizer, name) for name in found)
-        self._told.setdefault(event.atom, set()).add(event.optimizer)
 
-    def rebase(self, rebase: Rebase) -> None:
+    def keep_only(self, sent: Mapping[int, Sent]) -> None:
         """What was sent is all there is of these atoms: other slots had been thrown away."""
         for index, optimizer in self._optimizers.items():
-            for atom in set(rebase.atoms) & self._groups[index].keys():
-                parameter, sent = self._parameters(atom), self._sent.get(atom, set())
+            for atom in sent.keys() & self._groups[index].keys():
+                parameter, names = self._parameters[atom], self._names(index, sent[atom])
                 state = optimizer.state.get(parameter, {})
-                for name in [name for name in state if (index, name) not in sent]:
+                for name in [name for name in state if name not in names]:
                     del state[name]
-                if not state and index not in self._told.get(atom, ()):
+                if not state and index not in sent[atom].values:
                     optimizer.state.pop(parameter, None)
+
+    def _names(self, index: int, sent: Sent) -> set[Any]:
+        encoded = sent.values.get(index)
+        others = values.decode_dict(encoded, foreign.checked_raw) if encoded else {}
+        key = self._census.optimizers[index].key
+        slots = (slot.rpartition("/") for slot in sent.slots)
+        return {name for its, _, name in slots if its == key} | others.keys()
 
     def _find(self, slot: str) -> tuple[int, str]:
         key, _, name = slot.rpartition("/")
         return self._keys[key], name
 
     def _state(self, index: int, atom: int) -> dict[Any, Any]:
-        state: dict[Any, Any] = self._optimizers[index].state.setdefault(self._parameters(atom), {})
+        state: dict[Any, Any] = self._optimizers[index].state.setdefault(self._parameters[atom], {})
         return state
 
 

@@ -1,1 +1,1 @@
-"""Redoing steps through torch: optimizers rebuilt from their description, calls applied to tensors."""
+"""Replaying steps through torch: optimizers rebuilt from their description, calls applied to tensors."""

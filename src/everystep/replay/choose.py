@@ -1,4 +1,4 @@
-"""Which twin redoes an optimizer: found at attach, on the user's device, with the user's own settings."""
+"""Which twin replays an optimizer's steps: found at attach, on the user's own device and settings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import torch
 
 from everystep.native import Missing, missing
-from everystep.replay.optimizers import on_cpu
+from everystep.replay.optimizers import class_path, on_cpu
+from everystep.replay.rules.rule import Rule
 from everystep.replay.selfcheck import Probe, device_powers, differences, drift, in_one_thread
 from everystep.replay.tensors import dtype_name
 from everystep.replay.twins import is_ordinary, rule_of
@@ -21,17 +22,17 @@ _known: dict[Any, set[str]] = {}  # a choice holds for a process: its device and
 
 
 class Choice(NamedTuple):
-    twins: dict[str, str]  # for each dtype; {} where torch has to redo
+    twins: dict[str, str]  # for each dtype; {} where torch has to replay
     powers: dict[float, bytes]
     why: str
 
 
 def choose(optimizer: torch.optim.Optimizer) -> Choice:
     """A twin for every dtype among the parameters, each equal in every bit that was compared."""
-    path = f"{type(optimizer).__module__}:{type(optimizer).__qualname__}"
+    path, rule = class_path(optimizer), rule_of(class_path(optimizer))
     only_cpu = all(p.device.type == "cpu" for g in optimizer.param_groups for p in g["params"])
     # nothing else that is tried here has torch start threads
-    with in_one_thread() if only_cpu and rule_of(path) == "adam" else nullcontext():
+    with in_one_thread() if only_cpu and rule is not None and rule.takes_roots else nullcontext():
         return _choose(optimizer, path)
 
 
@@ -53,7 +54,7 @@ def _choose(optimizer: torch.optim.Optimizer, path: str) -> Choice:
         _encoded_powers(frozenset(betas), device) if "fused" in "".join(twins.values()) else {}
     )
     return Choice(
-        twins, encoded, f"redone by {', '.join(sorted(twins.values()))}: equal in every bit"
+        twins, encoded, f"replayed by {', '.join(sorted(twins.values()))}: equal in every bit"
     )
 
 
@@ -66,7 +67,8 @@ def _encoded_powers(betas: frozenset[float], device: torch.device) -> dict[float
 def _unfit(optimizer: torch.optim.Optimizer, path: str) -> str:
     groups = optimizer.param_groups
     parameters = [p for group in groups for p in group["params"]]
-    if rule_of(path) is None:
+    rule = rule_of(path)
+    if rule is None:
         return f"there is no twin of {path}"
     if (absent := missing()) is not None:
         _tell(absent)
@@ -77,7 +79,7 @@ def _unfit(optimizer: torch.optim.Optimizer, path: str) -> str:
         return "parameters of several devices or kinds"
     if not all(is_ordinary(group) for group in groups):
         return "capturable, differentiable or with tensors for betas"
-    reason = _unfit_on_cpu(groups) if parameters[0].device.type == "cpu" else ""
+    reason = _unfit_on_cpu(rule, groups) if parameters[0].device.type == "cpu" else ""
     return reason or _unfit_tensors(groups)
 
 
@@ -91,13 +93,11 @@ def _tell(absent: Missing) -> None:
         )
 
 
-def _unfit_on_cpu(groups: list[dict[str, Any]]) -> str:
+def _unfit_on_cpu(rule: Rule, groups: list[dict[str, Any]]) -> str:
     """What torch computes in another way in the last elements of a tensor: a probe may miss that."""
     if any(group.get("fused") for group in groups):
         return "the CPU's fused kernel rounds the ends of tensors in another way"
-    if any(group.get("betas", (1.0,))[0] == 0 for group in groups):
-        return "with a first beta of 0 the CPU signs zeros at the ends of tensors in another way"
-    return ""
+    return next((why for group in groups if (why := rule.unfit_on_cpu(group))), "")
 
 
 def _unfit_tensors(groups: list[dict[str, Any]]) -> str:

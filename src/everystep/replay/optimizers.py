@@ -1,4 +1,4 @@
-"""Which optimizers the shadow can redo, and building them there from their description."""
+"""Which optimizers the shadow can replay, and building them there from their description."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from everystep.core.census import Mode, OptimizerSpec
-from everystep.text import is_text
+from everystep.text import full_name, is_text
 
 # each element of their state depends on the same element of the gradient alone
 _ELEMENT_WISE = frozenset(
@@ -35,8 +35,7 @@ _NO_LOG = {
 
 
 def class_path(optimizer: torch.optim.Optimizer) -> str:
-    kind = type(optimizer)
-    return f"{kind.__module__}:{kind.__qualname__}"
+    return full_name(type(optimizer), ":")
 
 
 def is_torchs(optimizer: torch.optim.Optimizer) -> bool:

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from everystep.native import STEP, replay
-from everystep.replay.twins import Flag, Powers, Twin, numbers_of
+from everystep.replay.rules.rule import Flag, Powers
+from everystep.replay.twins import Twin, numbers_of
 
 
 @dataclass
@@ -44,4 +45,4 @@ def run_pass(twin: Twin, rows: Rows, steps: Sequence[Step], powers: Powers, thre
         begins = rows.fresh & ((table["flags"][:, column] & Flag.MOMENTUM) != 0)
         table["flags"][begins, column] |= np.uint32(Flag.FIRST)
         rows.fresh &= ~begins
-    replay(twin.number, rows.targets, table, threads)
+    replay(twin.name, rows.targets, table, threads)

@@ -12,10 +12,11 @@ import numpy as np
 import torch
 
 from everystep.native import TARGET, mkl_roots
-from everystep.replay.optimizers import step_unseen
+from everystep.replay.optimizers import class_path, step_unseen
 from everystep.replay.passes import Rows, Step, run_pass
+from everystep.replay.rules.rule import Powers, Rule
 from everystep.replay.tensors import dtype_name
-from everystep.replay.twins import TWINS, Powers, Twin, powers_needed, rule_of, slots_of
+from everystep.replay.twins import TWINS, Twin, powers_needed, rule_of
 
 _POWERS_MAX = 1 << 22
 _GRADIENTS = 16
@@ -67,10 +68,10 @@ def _awkward(count: int, seed: int) -> torch.Tensor:
     return values
 
 
-def candidates(rule: str, dtype: str, device: torch.device) -> list[Twin]:
-    same = [twin for twin in TWINS.values() if (twin.rule, twin.dtype) == (rule, dtype)]
+def candidates(rule: Rule, dtype: str, device: torch.device) -> list[Twin]:
+    same = [twin for twin in TWINS.values() if twin.rule is rule and twin.dtype == dtype]
     if device.type == "cpu":
-        own = _cpu_roots() if rule == "adam" else "cpu"
+        own = _cpu_roots() if rule.takes_roots else "cpu"
         return [twin for twin in same if twin.dialect == own]
     return [twin for twin in same if twin.dialect not in ("cpu", "mkl")]
 
@@ -109,7 +110,7 @@ def differences(
     start = [awkward(size, dtype, number) for number, size in enumerate(probe.sizes)]
     parameters = [torch.nn.Parameter(value.to(device)) for value in start]
     optimizer = build(parameters)
-    rule = rule_of(f"{type(optimizer).__module__}:{type(optimizer).__name__}")
+    rule = rule_of(class_path(optimizer))
     betas = {b for group in optimizer.param_groups for b in group.get("betas", ())}
     powers = device_powers(betas, device)
     if rule is None or powers is None:
@@ -129,7 +130,7 @@ def differences(
         step_unseen(optimizer)
         for mirror in mirrors:
             mirror.step(dict(optimizer.param_groups[0]), gradients)
-    return {mirror.twin_name: mirror.differences(optimizer, parameters) for mirror in mirrors}
+    return {mirror.twin.name: mirror.differences(optimizer, parameters) for mirror in mirrors}
 
 
 def drift(
@@ -176,8 +177,8 @@ class _Mirror:
         powers: Powers,
         probe: Probe,
     ) -> None:
-        self._twin, self._powers, self._probe = twin, powers, probe
-        self._names = slots_of(twin.rule, group)
+        self.twin, self._powers, self._probe = twin, powers, probe
+        self._names = twin.rule.slots_of(group)
         self._tensors = [[v.clone(), *(torch.zeros_like(v) for _ in self._names)] for v in start]
         targets = np.zeros(len(start), TARGET)
         for row, (value, *slots) in zip(targets, self._tensors, strict=True):
@@ -187,10 +188,6 @@ class _Mirror:
         self._rows = Rows(targets, none, none.copy(), none == 0)
         self._waiting: list[Step] = []
         self._alive: list[list[torch.Tensor]] = []
-
-    @property
-    def twin_name(self) -> str:
-        return f"{self._twin.rule}-{self._twin.dialect}-{self._twin.dtype}"
 
     def step(self, group: dict[str, Any], gradients: list[torch.Tensor]) -> None:
         plain = {k: _number(v) for k, v in group.items() if k != "params"}
@@ -202,7 +199,7 @@ class _Mirror:
 
     def _run(self) -> None:
         if self._waiting:
-            run_pass(self._twin, self._rows, self._waiting, self._powers, self._probe.threads)
+            run_pass(self.twin, self._rows, self._waiting, self._powers, self._probe.threads)
         self._waiting, self._alive = [], []
 
     def differences(

@@ -10,21 +10,9 @@ import torch
 
 from everystep.errors import UsageError
 from everystep.native import missing
+from everystep.replay.rules import RULES
 from everystep.replay.selfcheck import Probe, differences
 
-_KINDS: tuple[tuple[str, Any, dict[str, Any]], ...] = (
-    ("SGD", torch.optim.SGD, {"momentum": 0.9}),
-    (
-        "SGD, nesterov, L2",
-        torch.optim.SGD,
-        {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01},
-    ),
-    ("Adam", torch.optim.Adam, {}),
-    ("Adam, L2", torch.optim.Adam, {"weight_decay": 0.01}),
-    ("Adam, amsgrad, maximize", torch.optim.Adam, {"amsgrad": True, "maximize": True}),
-    ("AdamW", torch.optim.AdamW, {}),
-    ("AdamW, amsgrad", torch.optim.AdamW, {"amsgrad": True}),
-)
 _HOW: dict[str, dict[str, Any]] = {
     "single": {"foreach": False, "fused": False},
     "foreach": {"foreach": True},
@@ -42,20 +30,21 @@ def check_all(elements: int, steps: int) -> dict[str, Any]:
 
 
 def _rows(probe: Probe) -> Iterator[dict[str, Any]]:
+    probes = [probe for rule in RULES.values() for probe in rule.probes]
     devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
     for device in map(torch.device, devices):
         for dtype in (torch.float32, torch.bfloat16):
-            for name, kind, settings in _KINDS:
+            for title, name, settings in probes:
                 for how, flags in _HOW.items():
-                    build = partial(kind, lr=1e-3, **settings, **flags)
+                    build = partial(getattr(torch.optim, name), lr=1e-3, **settings, **flags)
                     found = differences(build, device, dtype, probe)
-                    yield _row(name, how, dtype, device, found)
+                    yield _row(title, how, dtype, device, found)
 
 
 def _row(
     name: str, how: str, dtype: torch.dtype, device: torch.device, found: dict[str, int]
 ) -> dict[str, Any]:
-    """The nearest twin; on the CPU torch itself redoes what has none, with the same bits."""
+    """The nearest twin; on the CPU torch itself replays what has none, with the same bits."""
     best = min(found, key=lambda twin: found[twin], default=None)
     exact = best is not None and found[best] == 0
     on_cpu = device.type == "cpu"

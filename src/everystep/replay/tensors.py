@@ -15,6 +15,7 @@ from everystep.errors import CorruptData, UnsupportedState
 from everystep.format import foreign
 from everystep.format.unstorable import Unstorable
 from everystep.format.values import Unpack
+from everystep.text import full_name
 
 _BY_NAME: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ELEMENT_TYPES}
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
@@ -30,8 +31,10 @@ def why_not_stored(tensor: torch.Tensor) -> tuple[str, str] | None:
         if is_lazy(tensor):
             return "it is not initialized yet", "run one forward before attach"
         if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
-            name = f"{kind.__module__}.{kind.__qualname__}"
-            return f"a {name} is no plain tensor", "this version stores plain tensors only"
+            return (
+                f"a {full_name(kind)} is no plain tensor",
+                "this version stores plain tensors only",
+            )
     if tensor.is_meta:
         return "it is on the meta device and has no values", "initialize it on a real device first"
     if tensor.is_nested:
@@ -140,8 +143,7 @@ def _other_type(tensor: torch.Tensor) -> tuple[str, str] | None:
     """A plain tensor would come back in its stead."""
     if type(tensor) in _PLAIN_TYPES:
         return None
-    name = f"{type(tensor).__module__}.{type(tensor).__qualname__}"
-    return f"its type is {name}", "store x.as_subclass(torch.Tensor)"
+    return f"its type is {full_name(type(tensor))}", "store x.as_subclass(torch.Tensor)"
 
 
 def unpack_on(device: torch.device) -> Unpack:

@@ -1,4 +1,4 @@
-"""What redoes steps in this process: twins at once, torch when it has loaded. Main thread only, but for the
+"""What replays steps in this process: twins at once, torch when it has loaded. Main thread only, but for the
 import of torch."""
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from everystep.shadow.replica import Replica
 
 
 class Advances:
-    """Gives the intake one for each optimizer whose steps are redone here."""
+    """Gives the intake one for each optimizer whose steps are replayed here."""
 
     def __init__(self, config: ShadowConfig, replica: Replica, intake: Intake) -> None:
         self._config, self._replica, self._intake = config, replica, intake
-        self._by_twins = self._redone(twins=True)
-        self._by_torch = self._redone(twins=False)
+        self._by_twins = self._replayed(twins=True)
+        self._by_torch = self._replayed(twins=False)
         self._loading: Future[Any] | None = None
 
-    def _redone(self, *, twins: bool) -> set[int]:
+    def _replayed(self, *, twins: bool) -> set[int]:
         specs = enumerate(self._config.census.optimizers)
         return {i for i, s in specs if s.mode is Mode.REPLAY and bool(s.twins) is twins}
 
@@ -39,18 +39,18 @@ class Advances:
             module = importlib.import_module("everystep.shadow.twin_advance")
             for index in self._by_twins:
                 advance = module.twin_advance(self._config, self._replica, index)
-                self._intake.advances[index] = advance
+                self._intake.state.advances[index] = advance
 
     def use_torch_if_loaded(self) -> None:
         if self._loading is not None and self._loading.done():
             module = self._loading.result()  # raises what went wrong there
             advance = module.Advance(self._config.census, self._replica)
-            self._intake.advances |= dict.fromkeys(self._by_torch, advance)
+            self._intake.state.advances |= dict.fromkeys(self._by_torch, advance)
             self._loading = None
 
     @property
     def complete(self) -> bool:
-        return self._by_twins | self._by_torch <= self._intake.advances.keys()
+        return self._by_twins | self._by_torch <= self._intake.state.advances.keys()
 
     def _import(self) -> Any:
         module = importlib.import_module("everystep.shadow.advance")

@@ -52,7 +52,11 @@ class BaseScheduler:
     @property
     def base_bytes(self) -> int:
         """What the next base will take on the disk, rather too much: checksums, and whole blocks."""
-        data = self._to_come_bytes() + self._intake.tail_bytes + len(self._intake.session.state)
+        data = (
+            self._to_come_bytes()
+            + self._intake.state.tail.nbytes
+            + len(self._intake.state.session.state)
+        )
         return data + data // 16 + _DOCUMENTS_BYTES
 
     def _to_come_bytes(self) -> int:
@@ -60,9 +64,9 @@ class BaseScheduler:
         first steps make."""
         intake, census = self._intake, self._intake.replica.census
         moved = {atom for spec in census.optimizers for atom in spec.atoms}
-        counted = [p for _, p in intake.replica.counting(intake.session.pending)]
+        counted = [p for _, p in intake.replica.counting(intake.state.session.pending)]
         here = sum(p.bytes for p in counted if p.atom in moved or self._changed(p.atom))
-        if intake.calls:
+        if intake.state.calls:
             return here
         still = (a for a in range(len(census.atoms)) if a not in moved and not self._changed(a))
         return max(here, base_bytes(census) - sum(census.atoms[a].bytes for a in still))
@@ -154,7 +158,7 @@ class BaseScheduler:
             copy = moving and self._can_afford_copy()
             if copy and not urgent and not self._room_is_ready():
                 return
-            if copy and not urgent and self._intake.one_pass_redoes_many:
+            if copy and not urgent and self._intake.one_pass_replays_many:
                 self.wanted = self._room_for_copy()
             if self.wanted is None:
                 self._start(copy=copy)
@@ -229,7 +233,7 @@ class BaseScheduler:
 
     def _changed_bytes(self) -> int:
         intake = self._intake
-        places = (place for _, place in intake.replica.counting(intake.session.pending))
+        places = (place for _, place in intake.replica.counting(intake.state.session.pending))
         return sum(place.bytes for place in places if self._changed(place.atom))
 
     def _can_afford_copy(self) -> bool:
@@ -244,13 +248,13 @@ class BaseScheduler:
         replica = self._intake.replica
         tensors = [
             msgspec.structs.replace(t.at(replica.view(key)), version=self._version(*key))
-            for key, t in replica.counting(self._intake.session.pending)
+            for key, t in replica.counting(self._intake.state.session.pending)
         ]
         return Snapshot(
             step=self._intake.step,
             census=replica.census,
             tensors=tensors,
-            session=self._intake.session_values(),
-            tail=b"".join(data for _, data in self._intake.tail),
-            tail_steps=self._intake.tail_steps,
+            session=self._intake.state.session_values(),
+            tail=self._intake.state.tail.data,
+            tail_steps=self._intake.state.tail.steps,
         )

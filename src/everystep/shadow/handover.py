@@ -22,27 +22,29 @@ class Handover:
             self._replica.reserve_values()
             return
         self._replica.adopt(handle, [SharedMemory(fd) for fd in config.extent_fds])
-        self._intake.session = handle.session
+        self._intake.state.session = handle.session
         if config.tail_fd >= 0:
             tail = SharedMemory(config.tail_fd)
-            self._intake.tail.append((handle.tail_steps, bytes(tail.view[: handle.tail_bytes])))
+            data = bytes(tail.view[: handle.tail_bytes])
+            self._intake.state.tail.adopt(handle.tail_steps, data)
             tail.close()
 
     def handle(self, term: int) -> ReplicaHandle:
         """Where everything lies. `term`: ours, if we have one; behind the point that we continue there may
         be steps that training has gone back from, which are not ours."""
-        tail = b"".join(data for _, data in self._intake.tail)
+        state = self._intake.state
+        tail = state.tail.data
         if tail:
             self._tail = SharedMemory.create(
                 len(tail), "tail", self._config.options.tuning.arena_dir
             )
             self._tail.view[: len(tail)] = tail
-        session = self._intake.session_values()
+        session = state.session_values()
         return self._replica.handle(
             line=Point(term, session.step) if term else self._config.continues,
             session=session,
             tail_bytes=len(tail),
-            tail_steps=self._intake.tail_steps,
+            tail_steps=state.tail.steps,
         )
 
     def descriptors(self) -> list[int]:

@@ -1,59 +1,36 @@
-"""From entries in the ring to records, and from records to the replica. Main thread only."""
+"""From entries in the ring to whole records, which the replica replays. Main thread only."""
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
-
-import msgspec
+from collections.abc import Callable
+from typing import NamedTuple
 
 from everystep.core.census import Census, Mode
-from everystep.core.events import (
-    GRADIENT,
-    Call,
-    Edit,
-    Event,
-    Fingerprints,
-    Rebase,
-    Seal,
-    SlotValues,
-)
-from everystep.errors import CorruptData
-from everystep.format.base import SessionValues, after_seal
-from everystep.format.entry import frame_entry
-from everystep.format.slot import FLAG_GAP, pack_events
+from everystep.core.events import Edit, Event, Rebase, Seal
+from everystep.format.base import SessionValues
+from everystep.format.slot import FLAG_GAP
 from everystep.lane.ring import Entry, RingReader
+from everystep.replay.engine import plain_run, seal_of
 from everystep.shadow.copies import BaseCopy
 from everystep.shadow.replica import Replica
+from everystep.shadow.replica_state import ReplicaState
 
-log = logging.getLogger(__name__)
-
-_TAIL_BYTES_MIN = 64 << 20
-_REPAIRED_NAMED = 10
-_RUN_MAX = 8  # records that one pass redoes; more save little
+_RUN_MAX = 8  # records that one pass replays; more save little
 _PATIENCE_SECONDS = 0.5
-
-
-class Advance(Protocol):
-    """Moves the atoms of one optimizer."""
-
-    copies: bool  # whether a pass can fill a base on its way
-
-    def calls(
-        self, calls: Sequence[tuple[Call, memoryview]], base: BaseCopy | None = None
-    ) -> list[list[int]]:
-        """Apply calls in their order; returns the atoms that each of them moved."""
-
-    def slots_changed(self, atom: int) -> None:
-        """The atom's slots were written or replaced from outside."""
+Entries = list[tuple[list[Event], memoryview]]
 
 
 class _Held(NamedTuple):
     entry: Entry
     in_ring: bool
+
+
+class _Record(NamedTuple):
+    entries: Entries
+    step: int
+    ticket: int  # of the last entry
 
 
 class Intake:
@@ -65,140 +42,115 @@ class Intake:
         self.census = census
         self.ring = ring
         self.replica = replica
-        self.session = session
-        self.advances: dict[int, Advance] = {}  # by optimizer; torch's come once it is loaded
-        self.tail: deque[tuple[int, bytes]] = deque()  # steps and frames: calls nobody here redoes
-        # told of every record that can be redone, in its order
-        self.on_record: Callable[[Seal, list[tuple[list[Event], memoryview]]], None] | None = None
-        self.gap = False  # records were let go: everything must be based anew
-        self.in_doubt = False  # half a record may have been redone
-        self._kept = (
-            False  # a new base is asked for, and until it comes the replica is what there is
-        )
+        self.state = ReplicaState(replica, session, ring.request_atoms)
+        # told of every record that can be replayed, in its order
+        self.on_record: Callable[[Seal, Entries], None] | None = None
+        self.gap = False  # records were dropped: everything must be based anew
+        self.in_doubt = False  # half a record may have been replayed
+        # a new base is asked for, and until it comes the replica is what there is
+        self._kept = False
         self.records = 0
-        self.passes = 0  # over the state; one may redo several records
-        self.calls = 0  # of optimizers that were redone here: the first ones make slots
+        self.passes = 0  # over the state; one may replay several records
         self.replay_seconds = 0.0
-        self.repairs = 0
-        self.repaired: list[str] = []  # atoms of the newest repair
-        self.prints_checked = 0
-        self.drifted: set[int] = set()
         self._held: list[_Held] = []  # the record still arriving
-        self._records: deque[list[_Held]] = deque()  # whole records, not yet redone
-        self._log_atoms = {a for s in census.optimizers if s.mode is Mode.LOG for a in s.atoms}
+        self._records: deque[_Record] = deque()  # whole records, not yet replayed
         self._moved = {atom for spec in census.optimizers for atom in spec.atoms}
-        self._fold_asked = False
-        self._edits: list[tuple[Edit, memoryview]] = []  # of the record being redone
-        self._arriving: set[int] = set()  # atoms whose base was read but not yet applied
+        self._arriving: set[int] = set()  # atoms whose base was read
         self._skipping = False
-        self._waiting_since = 0.0  # when the oldest record that is not yet redone came
+        self._waiting_since = 0.0  # when the oldest record that is not yet replayed came
 
     @property
     def step(self) -> int:
-        return self.session.step
+        return self.state.step
 
     @property
     def whole(self) -> bool:
-        """Every atom has a base and a seal has closed it: a state to resume from."""
-        return self.replica.complete and bool(self.session.rng)
+        return self.state.whole
+
+    @property
+    def drifted(self) -> set[int]:
+        return self.state.drifted
 
     @property
     def sealed_step(self) -> int:
-        """The newest step whose record is whole: it survives the trainer, redone or not."""
-        return self._records[-1][-1].entry.step if self._records else self.step
+        """The newest step whose record is whole: it survives the trainer, replayed or not."""
+        return self._records[-1].step if self._records else self.step
 
     @property
     def record_waits(self) -> bool:
         return bool(self._records)
 
     @property
-    def one_pass_redoes_many(self) -> bool:
+    def waits_for_base(self) -> bool:
+        """What comes next, if it comes, has nothing to do with the state that is here."""
+        return self._kept or (self.gap and not self._records)
+
+    @property
+    def one_pass_replays_many(self) -> bool:
         """Whether twins move everything: several records in a pass, which may copy the state on its way."""
-        advance = self.advances.get(0)
+        advance = self.state.advances.get(0)
         return advance is not None and advance.copies and len(self.census.optimizers) == 1
 
+    # ------------------------------------------------------------------ records
+
     def take(self, *, may_apply: bool, patient: bool = False, base: BaseCopy | None = None) -> bool:
-        """Read what there is, then redo a record, or as many as one pass takes; False if there is nothing
+        """Read what there is, then replay a record, or as many as one pass takes; False if there is nothing
         to do now. A record in the ring is safe: who is `patient` lets a pass's worth of them come together.
-        `base` is filled by the pass, with the state before it; a record that no pass can redo waits until
+        `base` is filled by the pass, with the state before it; a record that no pass can replay waits until
         somebody else has filled it."""
+        moved = self._read(may_apply or not self._kept)  # what comes next overwrites the replica
+        if not (self._records and may_apply and self.state.can_replay(self._records[0].entries)):
+            return moved
+        run = self._plain_run()
+        if base is not None and not run:
+            base.wanted_since = 0.0
+            return moved
+        if patient and self._more_will_come(run):
+            return moved
+        began = time.monotonic()
+        self._replay(run, base)
+        self.replay_seconds += time.monotonic() - began
+        self.passes += 1
+        return True
+
+    def _read(self, may_read: bool) -> bool:
         moved = False
-        may_read = may_apply or not self._kept  # what comes next overwrites the replica
         while may_read and not self.gap and (entry := self.ring.read()) is not None:
             moved = True
             self._hold(entry)
         self._spill_if_crowded()
-        if self._records and may_apply and self._can_redo(self._records[0]):
-            run = self._plain_run()
-            if base is not None and not run:
-                base.wanted_since = 0.0
-                return moved
-            if not (patient and self._more_will_come(run)):
-                began = time.monotonic()
-                self.in_doubt = True
-                self._apply_run(run, base) if run else self._apply(self._records.popleft())
-                self.in_doubt = False
-                self.replay_seconds += time.monotonic() - began
-                self.passes += 1
-                return True
         return moved
 
+    def _replay(self, run: int, base: BaseCopy | None) -> None:
+        """A plain run in one pass, or one record."""
+        self.in_doubt = True
+        records = [self._records.popleft() for _ in range(run or 1)]
+        if run:
+            self.state.replay_together([record.entries for record in records], base)
+            self._waiting_since = time.monotonic()
+        else:
+            self.state.replay(records[0].entries)
+        self.ring.release(records[-1].ticket)
+        self.records += len(records)
+        self.in_doubt = False
+
     def _plain_run(self) -> int:
-        """How many of the waiting records one pass can replay: a call each, and what it does not touch."""
-        run = 0
-        if len(self.census.optimizers) > 1 or not self.replica.complete:
-            return run
-        for record in self._records:
-            call = self._only_call(record)
-            if run == _RUN_MAX or call is None or not self._replays(call):
-                break
-            run += 1
-            if _prints(record):
-                break  # compared before anything moves on
-        return run
+        """How many of the waiting records one pass can replay."""
+        modes = [spec.mode for spec in self.census.optimizers]
+        if modes != [Mode.REPLAY] or not self.replica.complete:
+            return 0
+        return plain_run((record.entries for record in self._records), self._moved, _RUN_MAX)
 
     def _more_will_come(self, run: int) -> bool:
         """Whether a pass should wait: half the ring stays free for what arrives meanwhile. torch takes
         records one by one, so nothing is won by waiting for it."""
-        if not self.one_pass_redoes_many:
+        if not self.one_pass_replays_many:
             return False
         wanted = min(_RUN_MAX, self.ring.geometry.slots // 2)
         waited = time.monotonic() - self._waiting_since
         return 0 < run == len(self._records) < wanted and waited < _PATIENCE_SECONDS
 
-    def _apply_run(self, run: int, base: BaseCopy | None) -> None:
-        """Redo several plain records in one pass over the state."""
-        records = [self._records.popleft() for _ in range(run)]
-        calls = [
-            (self._only_call(r), held.entry.payload) for r in records for held in r if _calls(held)
-        ]
-        moved = self.advances[0].calls([(c, payload) for c, payload in calls if c], base)
-        self.calls += len(moved)
-        for record, atoms in zip(records, moved, strict=True):
-            seal = _seal(record)
-            self._check_order(seal)
-            edits = _edits(record)
-            self.replica.write(edits)  # of atoms that the calls do not move
-            for atom in (*atoms, *(edit.atom for edit, _ in edits)):
-                self.replica.versions[atom] = seal.step
-            self.session = after_seal(self.session, seal)
-        for prints, payload in _prints(records[-1]):
-            self._compare(prints, payload, self.step)
-        self.ring.release(records[-1][-1].entry.ticket)
-        self.records += run
-        self._waiting_since = time.monotonic()
-
-    def _only_call(self, record: list[_Held]) -> Call | None:
-        """The call of a record that holds nothing else but fingerprints, its seal, and values of buffers and
-        frozen parameters: those may be written before or after it."""
-        events = [event for held in record for event in held.entry.events]
-        first, *others = (event for event in events if not self._is_beside(event))
-        return first if isinstance(first, Call) and len(others) == 1 else None
-
-    def _is_beside(self, event: Event) -> bool:
-        if isinstance(event, Edit):
-            return not event.slot and event.atom not in self._moved
-        return isinstance(event, Fingerprints)
+    # ------------------------------------------------------------------ what arrives
 
     def _hold(self, entry: Entry) -> None:
         if entry.flags & FLAG_GAP:
@@ -219,67 +171,22 @@ class Intake:
         self.replica.write(fresh)
         self._held.append(_Held(entry, True))
         if entry.sealed:
-            if not self._records:
-                self._waiting_since = time.monotonic()
-            record, self._held = self._held, []  # whole, whatever becomes of it
-            self._records.append(record)
-            # where an atom has no base yet, its gradients did not travel: nobody could redo the record
-            whole = all(map(self._has_base, range(len(self.census.atoms))))
-            if self.on_record is not None and whole:
-                entries = [(held.entry.events, held.entry.payload) for held in record]
-                self.on_record(_seal(record), entries)
+            self._record_arrived(entry)
+
+    def _record_arrived(self, last: Entry) -> None:
+        if not self._records:
+            self._waiting_since = time.monotonic()
+        held, self._held = self._held, []  # whole, whatever becomes of it
+        entries = [(h.entry.events, h.entry.payload) for h in held]
+        self._records.append(_Record(entries, last.step, last.ticket))
+        # where an atom has no base yet, its gradients did not travel: nobody could replay the record
+        whole = all(map(self._has_base, range(len(self.census.atoms))))
+        if self.on_record is not None and whole:
+            self.on_record(seal_of(entries), entries)
 
     def _has_base(self, atom: int) -> bool:
-        """Whether an atom is based, or will be by a record that is here but not yet redone."""
+        """Whether an atom is based, or will be by a record that is here but not yet replayed."""
         return self.replica.based[atom] or atom in self._arriving
-
-    def _can_redo(self, record: list[_Held]) -> bool:
-        """Only optimizer calls need torch; a base can be taken in while torch still loads."""
-        return all(
-            event.optimizer in self.advances
-            for held in record
-            for event in held.entry.events
-            if isinstance(event, Call) and self._replays(event)
-        )
-
-    def forget(self, *, keep: bool = False) -> None:
-        """Start over: the trainer will send everything again. `keep` the state until it begins to: nothing
-        newer may ever come, and the store may not have it."""
-        self._skipping = bool(self._held) and not self.gap
-        self.gap = self.in_doubt = False
-        self.ring.release_read()
-        self._arriving.clear()
-        self._edits.clear()
-        self._fold_asked = False
-        self._held.clear()
-        self._records.clear()
-        self._kept = keep
-        if not keep:
-            self._give_up_state()
-        self.ring.request_atoms(None)
-
-    def _give_up_state(self) -> None:
-        self._kept = False
-        self.tail.clear()
-        self.drifted.clear()
-        self.replica.forget()
-
-    @property
-    def waits_for_base(self) -> bool:
-        """What comes next, if it comes, has nothing to do with the state that is here."""
-        return self._kept or (self.gap and not self._records)
-
-    def stay(self) -> None:
-        """The trainer is gone and will send nothing anew: the state that is here is the newest."""
-        self.gap = self._kept = False
-        self._held.clear()
-        self.ring.skip()
-
-    def drop_unsealed(self) -> None:
-        """The trainer is gone: what it had not sealed never happened."""
-        self._held.clear()
-        if self.ring.taken > self.ring.released:
-            self.ring.release(self.ring.taken - 1)
 
     def _spill_if_crowded(self) -> None:
         """A step larger than half the ring moves into memory, so that it can go on arriving."""
@@ -294,180 +201,34 @@ class Intake:
         ]
         self.ring.release(self._held[-1].entry.ticket)
 
-    def _apply(self, record: list[_Held]) -> None:
-        """Redo one whole record."""
-        entries = [held.entry for held in record]
-        events = [(event, entry) for entry in entries for event in entry.events]
-        seal = _seal(record)
-        self._check_order(seal)
-        based_at = {
-            atom: position
-            for position, (event, _) in enumerate(events)
-            if isinstance(event, Rebase)
-            for atom in event.atoms
-        }
-        for position, (event, entry) in enumerate(events):
-            if not isinstance(event, Edit):
-                self._write_edits()
-            self._redo(event, entry, seal.step, position < based_at.get(_atom(event), -1))
-            if isinstance(event, Rebase):
-                self._rebase(event, [e for e, _ in events[:position]])
-        self._keep_tail(events, based_at)
-        self.session = after_seal(self.session, seal)
-        for prints, payload in _prints(record):
-            self._compare(prints, payload, seal.step)
-        self.ring.release(entries[-1].ticket)
-        self.records += 1
+    # ------------------------------------------------------------------ what is given up
 
-    def _check_order(self, seal: Seal) -> None:
-        if self.replica.complete and seal.after != self.step:
-            raise CorruptData(f"record {seal.after} -> {seal.step}: the replica is at {self.step}")
+    def forget(self, *, keep: bool = False) -> None:
+        """Start over: the trainer will send everything again. `keep` the state until it begins to: nothing
+        newer may ever come, and the store may not have it."""
+        self._skipping = bool(self._held) and not self.gap
+        self.gap = self.in_doubt = False
+        self.ring.release_read()
+        self._arriving.clear()
+        self._held.clear()
+        self._records.clear()
+        self._kept = keep
+        if not keep:
+            self._give_up_state()
+        self.state.forget_requests()
 
-    def _redo(self, event: Event, entry: Entry, step: int, is_base: bool) -> None:
-        if isinstance(event, Edit | SlotValues):
-            atom = event.atom
-            if self._belongs_to_tail(event) and not is_base:
-                return  # stays in the log, in its order among the calls
-            if isinstance(event, SlotValues):
-                self.replica.set_values(atom, event.optimizer, event.values)
-            elif self.replica.based[atom]:
-                self._edits.append((event, entry.payload))
-            if isinstance(event, Edit) and event.slot == GRADIENT:
-                return  # nothing that an optimizer has is any different
-            self.replica.versions[atom] = step
-            self._slots_changed(atom)
-        elif isinstance(event, Call) and self._replays(event):
-            for atom in self.advances[event.optimizer].calls([(event, entry.payload)])[0]:
-                self.replica.versions[atom] = step
-            self.calls += 1
+    def _give_up_state(self) -> None:
+        self._kept = False
+        self.state.give_up()
 
-    def _belongs_to_tail(self, event: Event) -> bool:
-        """Whether a change of an atom has its place among calls that only the user's optimizer can replay. A
-        gradient that waits for a later call is always the newest."""
-        if isinstance(event, Edit) and event.slot == GRADIENT:
-            return False
-        return isinstance(event, Edit | SlotValues) and event.atom in self._log_atoms
+    def stay(self) -> None:
+        """The trainer is gone and will send nothing anew: the state that is here is the newest."""
+        self.gap = self._kept = False
+        self._held.clear()
+        self.ring.skip()
 
-    def _write_edits(self) -> None:
-        """Edits that follow each other are copied together, by several threads."""
-        edits, self._edits = self._edits, []
-        self.replica.write(edits)
-
-    def _replays(self, call: Call) -> bool:
-        return self.census.optimizers[call.optimizer].mode is Mode.REPLAY
-
-    def _rebase(self, rebase: Rebase, before: list[Event]) -> None:
-        for atom, version in zip(rebase.atoms, rebase.versions, strict=True):
-            own = _sent_last(before, atom)
-            self.replica.drop_slots(atom, {e.slot for e in own if isinstance(e, Edit)})
-            kept = {(atom, e.optimizer) for e in own if isinstance(e, SlotValues)}
-            for key in [k for k in self.replica.values if k[0] == atom and k not in kept]:
-                del self.replica.values[key]
-            self.replica.versions[atom] = version
-            self.replica.based[atom] = True
-            self._arriving.discard(atom)
-            self.drifted.discard(atom)
-            self._slots_changed(atom)
-        if self._log_atoms & set(rebase.atoms):
-            self.tail.clear()
-            self._fold_asked = False
-
-    def _slots_changed(self, atom: int) -> None:
-        for advance in self.advances.values():
-            advance.slots_changed(atom)
-
-    def _keep_tail(self, events: list[tuple[Event, Entry]], based_at: dict[int, int]) -> None:
-        """Log what only the user's own optimizer can redo."""
-        if not self._log_atoms:
-            return
-        start = max((based_at.get(atom, -1) for atom in self._log_atoms), default=-1)
-        by_entry: dict[int, tuple[Entry, list[Event]]] = {}
-        for event, entry in events[start + 1 :]:
-            logged = self._belongs_to_tail(event)
-            called = (
-                isinstance(event, Call) and self.census.optimizers[event.optimizer].mode is Mode.LOG
-            )
-            if logged or called:
-                by_entry.setdefault(entry.ticket, (entry, []))[1].append(event)
-        frames = [frame_entry(*pack_events(k), entry.payload) for entry, k in by_entry.values()]
-        if frames:
-            self.tail.append((1, b"".join(frames)))
-        if self.tail_bytes > max(_TAIL_BYTES_MIN, self._log_state_bytes()) and not self._fold_asked:
-            self._fold_asked = True
-            self.ring.request_atoms(self._log_atoms | self.drifted)  # a repair may not be seen yet
-
-    @property
-    def tail_bytes(self) -> int:
-        return sum(len(data) for _, data in self.tail)
-
-    @property
-    def tail_steps(self) -> int:
-        return sum(steps for steps, _ in self.tail)
-
-    def _log_state_bytes(self) -> int:
-        return sum(p.bytes for p in self.replica.places.values() if p.atom in self._log_atoms)
-
-    def _compare(self, prints: Fingerprints, payload: memoryview, step: int) -> None:
-        """The replica must have the digests that the trainer's state had at this step."""
-        expected = payload[prints.at : prints.at + 8 * len(prints.tensors)].cast("q")
-        known = {
-            key: number
-            for key, number in zip(prints.tensors, expected, strict=True)
-            if self.replica.based[key[0]] and key[0] not in self._log_atoms | self.drifted
-        }
-        found = self.replica.digests(list(known))
-        wrong = sorted({key[0] for key, number in known.items() if found.get(key) != number})
-        self.prints_checked += 1
-        if wrong:
-            names = ", ".join(self.census.atoms[atom].name for atom in wrong[:3])
-            log.warning("replica_drifted step=%d atoms=%d first=%s", step, len(wrong), names)
-            self.repairs += len(wrong)
-            self.repaired = [self.census.atoms[atom].name for atom in wrong[:_REPAIRED_NAMED]]
-            self.drifted.update(wrong)
-            self._fold_asked = False  # one request replaces the other: a fold is asked for again
-            self.ring.request_atoms(self.drifted)
-
-    def session_values(self) -> SessionValues:
-        """The session with the slots that are no tensors, as it is stored and handed over."""
-        values = tuple((atom, opt, data) for (atom, opt), data in self.replica.values.items())
-        return msgspec.structs.replace(self.session, values=values)
-
-
-def _atom(event: Event) -> int:
-    return event.atom if isinstance(event, Edit | SlotValues) else -1
-
-
-def _sent_last(events: list[Event], atom: int) -> list[Event]:
-    """The newest of an atom: its value always comes before its slots."""
-    own = [e for e in events if _atom(e) == atom]
-    starts = [i for i, e in enumerate(own) if isinstance(e, Edit) and not e.slot and not e.start]
-    return own[starts[-1] :] if starts else own
-
-
-def _seal(record: list[_Held]) -> Seal:
-    seal = record[-1].entry.events[-1]
-    if not isinstance(seal, Seal):
-        raise CorruptData(f"record of step {record[-1].entry.step}: does not end with a seal")
-    return seal
-
-
-def _prints(record: list[_Held]) -> list[tuple[Fingerprints, memoryview]]:
-    return [
-        (event, held.entry.payload)
-        for held in record
-        for event in held.entry.events
-        if isinstance(event, Fingerprints)
-    ]
-
-
-def _calls(held: _Held) -> bool:
-    return any(isinstance(event, Call) for event in held.entry.events)
-
-
-def _edits(record: list[_Held]) -> list[tuple[Edit, memoryview]]:
-    return [
-        (event, held.entry.payload)
-        for held in record
-        for event in held.entry.events
-        if isinstance(event, Edit)
-    ]
+    def drop_unsealed(self) -> None:
+        """The trainer is gone: what it had not sealed never happened."""
+        self._held.clear()
+        if self.ring.taken > self.ring.released:
+            self.ring.release(self.ring.taken - 1)

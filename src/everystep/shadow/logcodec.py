@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from everystep.core.census import Census
 from everystep.core.dtypes import ELEMENT_TYPES
 from everystep.core.events import Edit, Event
-from everystep.core.pace import planes_pay
+from everystep.core.pace import planes_pay, smoothed
 from everystep.format.entry import frame_head
 from everystep.format.planes import CHUNK_BYTES, can_pack, pack_chunk, pack_planes
 from everystep.format.slot import pack_events
@@ -18,7 +18,6 @@ from everystep.lane.memory import COPY_THREADS, copy, fresh
 from everystep.lane.sparse import pack_sparse
 
 _LOOK_EVERY = 32  # payloads; gradients do not change their kind from one step to the next
-_SMOOTHING = 0.2
 
 Entries = Sequence[tuple[list[Event], memoryview]]
 
@@ -94,8 +93,7 @@ class LogCodec:
     def _keep_time(self) -> None:
         now = time.perf_counter()
         if self._framed_at:
-            before = self._step_seconds or now - self._framed_at
-            self._step_seconds = before + _SMOOTHING * (now - self._framed_at - before)
+            self._step_seconds = smoothed(self._step_seconds, now - self._framed_at)
         self._framed_at = now
 
 

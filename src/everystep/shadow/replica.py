@@ -141,6 +141,13 @@ class Replica:
         for key in [k for k in self.places if k[0] == atom and k[1] not in keep]:
             self._drop(key)
 
+    def keep_only(self, atom: int, slots: set[str], optimizers: set[int]) -> None:
+        """An atom was based anew: what its new base does not have is gone."""
+        self.drop_slots(atom, slots)
+        gone = [k for k in self.values if k[0] == atom and k[1] not in optimizers]
+        for key in gone:
+            del self.values[key]
+
     def counting(self, pending: Presence) -> Iterator[tuple[Key, Stored]]:
         """Where everything lies that is part of the state. Room for a gradient stays when the gradient was
         consumed: the next one needs it again."""

@@ -32,13 +32,13 @@ def describe_intake(intake: Intake) -> dict[str, Any]:
         "records": intake.records,
         "replay_passes": intake.passes,
         "replay_seconds": intake.replay_seconds,
-        "repairs": intake.repairs,
-        "repaired": intake.repaired,
-        "fingerprints_checked": intake.prints_checked,
+        "repairs": intake.state.repairs,
+        "repaired": intake.state.repaired,
+        "fingerprints_checked": intake.state.prints_checked,
         "ring_waiting": ring.waiting,
         "ring_slots": ring.geometry.slots,
-        "log_steps": intake.tail_steps,
-        "log_bytes": intake.tail_bytes,
+        "log_steps": intake.state.tail.steps,
+        "log_bytes": intake.state.tail.nbytes,
         "memory_bytes": sum(e.bytes for e in intake.replica.extents) + ring.geometry.bytes,
         "optimizers": {
             spec.key or "optimizer": [spec.mode.value, spec.why] for spec in census.optimizers

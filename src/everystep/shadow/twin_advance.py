@@ -16,7 +16,8 @@ from everystep.lane.memory import address_of, copy
 from everystep.native import TARGET
 from everystep.process.config import ShadowConfig
 from everystep.replay.passes import Rows, Step, run_pass
-from everystep.replay.twins import SLOTS, TWINS, Powers, slots_of
+from everystep.replay.rules.rule import Powers
+from everystep.replay.twins import TWINS
 from everystep.shadow.copies import BaseCopy
 from everystep.shadow.replica import Replica
 
@@ -60,9 +61,9 @@ class TwinAdvance:
             step._replace(gradients=np.zeros_like(step.gradients)) if _skips(*call) else step
             for step, call in zip(told, calls, strict=True)
         ]
-        # Adam made its slots before its kernel skipped the step. So did SGD, but torch leaves them unfilled:
-        # nobody could redo that, and fingerprints see to it
-        self._make_slots(told if self._rule == "adam" else steps)
+        # torch made them before its kernel skipped the step. Where a first gradient should have filled them,
+        # they hold what the memory held: nobody could replay that, and fingerprints see to it
+        self._make_slots(told if self._rule.begins_with_zeros else steps)
         for dtype, places in self._places.items():
             rows = self._rows(places, base)
             own = [step._replace(gradients=step.gradients[places]) for step in steps]
@@ -89,24 +90,27 @@ class TwinAdvance:
         within a pass: what any of its steps needs must be there."""
         wanted: dict[tuple[int, str], tuple[str, tuple[int, ...]]] = {}
         for step in steps:
-            names = [slots_of(self._rule, group) for group in step.groups]
+            names = [self._rule.slots_of(group) for group in step.groups]
             for place in np.flatnonzero(step.gradients):
                 atom = self._spec.atoms[place]
                 kind = self._census.atoms[atom]
                 for name in names[self._group_of[place]]:
                     wanted[atom, self._slot(name)] = kind.dtype, kind.shape
-                if self._rule == "adam" and (atom, self._slot("step")) not in self._replica.places:
+                if (
+                    self._rule.counts_steps
+                    and (atom, self._slot("step")) not in self._replica.places
+                ):
                     wanted[atom, self._slot("step")] = "float32", ()
         self._fresh = {
             atom
             for atom, slot in wanted
-            if slot.endswith("/momentum_buffer") and (atom, slot) not in self._replica.places
+            if not self._rule.begins_with_zeros and (atom, slot) not in self._replica.places
         }
         self._replica.reserve((*key, *kind) for key, kind in wanted.items())
 
     def _keep_the_rest(self, base: BaseCopy) -> None:
         """Copy what the pass will not come by: buffers, frozen parameters, step counters."""
-        own = {(a, self._slot(name)) for a in self._spec.atoms for name in SLOTS[self._rule]}
+        own = {(a, self._slot(name)) for a in self._spec.atoms for name in self._rule.slots}
         own |= {(a, "") for a in self._spec.atoms}
         rest = [key for key in base.targets if key not in own]
         copy([base.targets[key] for key in rest], [base.sources[key] for key in rest])
@@ -122,7 +126,7 @@ class TwinAdvance:
             target["count"] = len(value) // (
                 4 if self._census.atoms[atom].dtype == "float32" else 2
             )
-            slots = [self._slot(name) for name in SLOTS[self._rule]]
+            slots = [self._slot(name) for name in self._rule.slots]
             for number, slot in enumerate(slots):
                 if (atom, slot) in self._replica.places and len(value):
                     target["slots"][number] = address_of(self._replica.view((atom, slot)))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from everystep.errors import UsageError
+from everystep.format.arrays import widen_bfloat16
 from everystep.store.reader import StoredRun
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def as_floats(run: StoredRun, step: int) -> dict[str, np.ndarray]:
     narrow = {base.census.atoms[t.atom].name for t in base.tensors if t.dtype == "bfloat16"}
     found = run.tensors(step)
     return {
-        name: (array.astype(np.uint32) << 16).view(np.float32)
+        name: widen_bfloat16(array)
         if name.partition(":")[0] in narrow and array.dtype == np.uint16
         else array
         for name, array in found.items()

@@ -25,11 +25,13 @@ from everystep.capture.state import UserState
 from everystep.capture.suspicion import Suspicions
 from everystep.capture.tap import Tap
 from everystep.capture.turn import Moment, OpenTurn
+from everystep.capture.versions import Versions
 from everystep.connection import Connection, connect, waiting_rule
 from everystep.core.cadence import Rest, retry_seconds
 from everystep.core.census import Script
 from everystep.core.pace import replay_threads
-from everystep.errors import CaptureTooLarge, EverystepError, RunBusy, ShadowLost
+from everystep.core.phases import Phase
+from everystep.errors import CaptureError, CaptureTooLarge, EverystepError, RunBusy, ShadowLost
 from everystep.figures import NO_FIGURES, figures
 from everystep.forks import ForkedRecorder, disarm_in_forks
 from everystep.format.base import Point
@@ -120,8 +122,8 @@ class Recorder:
         self.problem, self._failures = "", 0
         assert self.tap is not None
         if found is None:
-            self.tap.states.queue_base(fresh=True)
-            self.tap.send_base()
+            self.tap.record.states.queue_base(fresh=True)
+            self.tap.record.send_base()
 
     def _new_connection(
         self, live: LiveCensus, found: RestorePoint | None, predecessor: ShadowCard | None
@@ -149,14 +151,14 @@ class Recorder:
             step=self.step,
             turn=self.turn,
             suspicions=self._suspicions,
-            versions=self.versions,
+            versions=Versions(self.versions),
             guard=self.guarded,
             may_wait=waiting_rule(connection, self._options.on_lag, self.path, lambda: self.step),
             rest=self._rest,
             budget_percent=self._options.overhead_budget_percent,
             fingerprint_every=self._options.fingerprint_every,
         )
-        self.tap.install()
+        self.tap.hooks.install()
 
     def card(self) -> ShadowCard | None:
         """The card of our own shadow, once it speaks for the run."""
@@ -182,10 +184,10 @@ class Recorder:
         self._seal_next()
         self._look_after()
         tap = self.tap
-        if tap is None or not (tap.has_sent_all or (rested and self._rests)):
+        if tap is None or not (tap.phase is Phase.RECORDING or (rested and self._rests)):
             self.health.skip()
         else:
-            device = self._past["device_stall_seconds"] + tap.copier.stall_seconds
+            device = self._past["device_stall_seconds"] + tap.record.copier.stall_seconds
             # a device that runs out of work waits for the host; one that did so meanwhile, for half of it
             share = (idle_before + 1) / 2 if self._device_is_idle else 0.0
             self.health.sealed(self.step, share=share, device=device)
@@ -194,11 +196,11 @@ class Recorder:
     @property
     def _rests(self) -> bool:
         """Between two bases of a run without a log, where most steps are."""
-        return self.tap is not None and self.tap.resting
+        return self.tap is not None and self.tap.phase is Phase.RESTING
 
     @property
     def _device_is_idle(self) -> bool:
-        return self.tap is None or self.tap.copier.device_is_idle
+        return self.tap is None or self.tap.record.copier.device_is_idle
 
     def _seal_now(self) -> None:
         self.turn.begin(self.guarded(Moment.now)(self._user_state, self.live))
@@ -219,17 +221,17 @@ class Recorder:
 
     def _look_after(self) -> None:
         for _ in range(_LANES_MAX):
-            if self.tap is not None and self.tap.outgrown:
+            if self.tap is not None and self.tap.phase is Phase.OUTGROWN:
                 self.guarded(self.change)()
         self.guarded(self.look_after_shadow)()
-        if self.live is not None and (self.tap is None or not self.tap.flowing):
+        if self.live is not None and (self.tap is None or self.tap.phase.pauses):
             self.guarded(self.turn.look)(self.live)
 
     def tell_trouble(self) -> None:
         """Steps that are not recorded, or not written, are nothing to find out after a crash."""
         if self.tap is None:
             trouble = f"steps are not recorded: {self.problem}" if self.problem else ""
-        elif self.tap.dropping:
+        elif self.tap.is_dropping:
             trouble = f"steps are not recorded: {self.tap.mode[1]}"
         else:
             trouble = self.connection.ring.notice if self.connection else ""
@@ -244,7 +246,7 @@ class Recorder:
                 return self._forked.tell()
             began = time.perf_counter()
             try:
-                with self.or_outgrow():
+                with self.or_replace():
                     return work(*args, **kwargs)
             except Exception as error:
                 if self._options.on_failure == "raise":
@@ -263,8 +265,9 @@ class Recorder:
         self.problem = self._forked.problem
 
     @contextlib.contextmanager
-    def or_outgrow(self) -> Iterator[None]:
-        """A record that is too large for its slot is not sent: a larger ring is needed."""
+    def or_replace(self) -> Iterator[None]:
+        """A record that is too large for its slot is not sent: a larger ring is needed. What else cannot be
+        recorded costs the shadow: a new one begins with a base."""
         try:
             yield
         except CaptureTooLarge as error:
@@ -274,6 +277,10 @@ class Recorder:
             )
             if self.tap is not None:
                 self.tap.outgrow()
+        except CaptureError as error:
+            if self._options.on_failure == "raise":
+                raise
+            self._lose(f"{type(error).__name__}: {error}")
 
     def change(self) -> None:
         """The census or a slot's size is no longer right: a new shadow, the old one until it is based."""
@@ -322,7 +329,7 @@ class Recorder:
         self.versions = [self.step] * len(live.tensors)
         self._use(started.connection, live)
         assert self.tap is not None
-        self.tap.states.queue_base(fresh=True)
+        self.tap.record.states.queue_base(fresh=True)
         self.open_as_loaded()
         if self.tap is not None:  # unless the first seal failed again
             pid = started.connection.shadow.pid
@@ -344,7 +351,7 @@ class Recorder:
         """The next shadow may be given the step that this one held, if training is still there."""
         with contextlib.suppress(Exception):  # what failed just now may fail again
             tap = self.tap if self.turn.has_moved_on() is None else None
-            if tap is not None and self.live is not None and not tap.has_moved_on():
+            if tap is not None and self.live is not None and not tap.seals.has_moved_on():
                 self.turn.look(self.live)
 
     def drop(self) -> None:

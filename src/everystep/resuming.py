@@ -188,7 +188,7 @@ class Resumption:
                 hint="attach again to go on from the newest step there is, or use run.rewind",
             )
         assert recorder.tap is not None
-        live = recorder.tap.live
+        live = recorder.tap.record.live
         remove_later_groups(live.census, live.keyed)
         recorder.leave()
         self._go_on(recorder.census(), resumes=False)

@@ -6,6 +6,7 @@ import time
 
 from everystep.capture.turn import Moment
 from everystep.connection import START_SECONDS, WAIT_SECONDS
+from everystep.core.phases import Phase
 from everystep.errors import EverystepError, LaneTimeout, ShadowLost
 from everystep.lane.control import Answer, AskClose, AskFlush, AskStatus
 from everystep.lane.place import refuse_foreign
@@ -82,18 +83,20 @@ class Sealed:
         """Return when everything sealed so far is in the ring: what is left of a base goes now."""
         recorder = self.recorder
         if recorder.tap is not None:
-            with recorder.or_outgrow():
+            with recorder.or_replace():
                 recorder.tap.open()
             self._send_base(operation)
-            recorder.tap.land()
+            if recorder.tap is not None:
+                recorder.tap.record.land()
         self.wait_for_successor()
 
     def is_held(self) -> bool:
         """Whether our shadow has the state of the last seal, which training has left since."""
         recorder = self.recorder
-        if recorder.tap is None or not (recorder.tap.flowing and recorder.tap.base_is_sent):
+        tap = recorder.tap
+        if tap is None or tap.phase.pauses or tap.record.states.atoms_left:
             return False
-        recorder.tap.land()
+        tap.record.land()
         self.wait_for_successor()
         deadline = time.monotonic() + START_SECONDS
         while (
@@ -109,7 +112,7 @@ class Sealed:
         """Seal the same step again until a base of it has been sent."""
         recorder = self.recorder
         deadline = time.monotonic() + WAIT_SECONDS
-        while recorder.tap is not None and not recorder.tap.has_sent_all:
+        while recorder.tap is not None and recorder.tap.phase is not Phase.RECORDING:
             if recorder.connection is None:
                 raise ShadowLost(f"{operation} {self._path}: no shadow at the moment")
             what = f"{operation} {self._path}: a base of step {recorder.step} is sent"
@@ -120,10 +123,10 @@ class Sealed:
         """The same step once more: it sends what the shadow has asked for."""
         recorder = self.recorder
         assert recorder.tap is not None
-        with recorder.or_outgrow(), recorder.tap.awake():
-            recorder.tap.seal(recorder.step, self._still_sealed(operation))
-        if recorder.tap.outgrown:  # it has sent nothing, and never will
-            recorder.change()
+        with recorder.or_replace():
+            recorder.tap.seal(recorder.step, self._still_sealed(operation), is_awaited=True)
+        if recorder.tap is not None and recorder.tap.phase is Phase.OUTGROWN:
+            recorder.change()  # this tap has sent nothing, and never will
 
     def wait_for_successor(self) -> None:
         """The shadow before speaks for the run until the new one holds its state."""
@@ -139,7 +142,7 @@ class Sealed:
         recorder = self.recorder
         moved_on = recorder.turn.has_moved_on()
         if moved_on is None:
-            moved_on = recorder.tap is None or recorder.tap.has_moved_on()
+            moved_on = recorder.tap is None or recorder.tap.seals.has_moved_on()
         if moved_on or recorder.turn.sealed is None:
             left = (
                 "the step after it has begun"

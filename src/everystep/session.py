@@ -151,7 +151,7 @@ class Run:
             )
         self._tell_unused_rng()
         tap = self._recorder.tap if self._recorder else None
-        if tap is not None and tap.opened and tap.flowing and tap.nothing_happened():
+        if tap is not None and tap.opened and tap.phase.records and tap.seals.nothing_happened():
             raise UsageError(
                 f"seal called twice at step {self.step}: nothing has happened since the last seal",
                 hint="call it once a step; a skipped step shows in the state of a GradScaler or loader",

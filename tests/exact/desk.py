@@ -13,10 +13,12 @@ from everystep.capture.state import UserState
 from everystep.capture.suspicion import Suspicions
 from everystep.capture.tap import Tap
 from everystep.capture.turn import Moment, OpenTurn
+from everystep.capture.versions import Versions
 from everystep.core.cadence import Rest
 from everystep.core.census import Mode
 from everystep.core.events import Event, Seal
 from everystep.core.geometry import Geometry
+from everystep.core.phases import Phase
 from everystep.format.base import Point, SessionValues, after_seal
 from everystep.format.entry import frame_entry
 from everystep.format.log import LoggedRecord
@@ -62,23 +64,23 @@ class Desk:
             step=0,
             turn=turn,
             suspicions=Suspicions(),
-            versions=[0] * len(self.live.tensors),
+            versions=Versions([0] * len(self.live.tensors)),
             guard=lambda work: work,
             may_wait=self._take_in,
             rest=Rest(1),
             budget_percent=5.0,
             fingerprint_every=1,
         )
-        self.tap.install()
-        self.tap.states.queue_base(fresh=True)
+        self.tap.hooks.install()
+        self.tap.record.states.queue_base(fresh=True)
         self.seal(0)
 
     def seal(self, step: int) -> None:
         self.tap.seal(step, Moment.now(self._state, self.live))
-        self.tap.land()  # a device's copies are done when it says so
-        if self.tap.copier.sides and torch.cuda.is_initialized():
+        self.tap.record.land()  # a device's copies are done when it says so
+        if self.tap.record.copier.sides and torch.cuda.is_initialized():
             torch.cuda.synchronize()
-        assert self.tap.flowing and not self.tap.outgrown
+        assert self.tap.phase is Phase.RECORDING
         self._take_in()
         assert self.intake.step == step and self.intake.repairs == 0
 

@@ -164,7 +164,7 @@ def test_flush_in_a_turn_has_the_groups_of_the_seal(tmp_path: Path) -> None:
     schedule = torch.optim.lr_scheduler.ExponentialLR(again.optimizer, 0.5)
     given = {"run": tmp_path / "copy", "state": {"schedule": schedule}}
     with everystep.attach(again.model, again.optimizer, **given) as run:
-        assert (run.step, schedule.last_term) == (3, 0)
+        assert (run.step, schedule.last_epoch) == (3, 0)
         assert again.optimizer.param_groups[0]["lr"] == 0.05
 
 

@@ -179,7 +179,7 @@ def test_an_edit_that_nobody_announced(
 ) -> None:
     """On a GPU only hints tell of edits, and a write through `.data` leaves none."""
     use_lagging_sides(monkeypatch, seed=3, eagerness=0.3)
-    monkeypatch.setattr("everystep.capture.tap.Watch", BlindWatch)
+    monkeypatch.setattr("everystep.capture.record.Watch", BlindWatch)
     model, optimizer = build()
     with everystep.attach(
         model,

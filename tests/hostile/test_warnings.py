@@ -158,9 +158,9 @@ def test_recording_that_slows_training_down(
 ) -> None:
     plain = Tap.seal
 
-    def slow(*given: object) -> None:
+    def slow(*given: object, **named: object) -> None:
         time.sleep(0.01)
-        plain(*given)  # type: ignore[arg-type]
+        plain(*given, **named)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Tap, "seal", slow)
     training = Training(tmp_path / "run", overhead_budget_percent=20.0)

@@ -141,21 +141,21 @@ MUTANTS = [
     ),
     Mutant(
         "the seal has no user state after the first",
-        "capture/tap.py",
-        '            state=state if state != self._last_state else b"",',
-        '            state=b"" if self._last_state else state,',
+        "capture/seals.py",
+        '            state=state if state != said.state else b"",',
+        '            state=b"" if said.state else state,',
     ),
     Mutant(
         "the seal has no group values after the first",
-        "capture/tap.py",
+        "capture/seals.py",
         'g if g != old else b"" for g, old in zip(',
         'b"" if old else g for g, old in zip(',
     ),
     Mutant(
         "the seal has the random states of the step before",
-        "capture/tap.py",
+        "capture/seals.py",
         "        rng, state, groups = moment\n",
-        "        rng, state, groups = moment\n        rng = self._last_rng or rng\n",
+        "        rng, state, groups = moment\n        rng = said.rng or rng\n",
     ),
     Mutant(
         "random states are not restored",
@@ -208,9 +208,8 @@ MUTANTS = [
     Mutant(
         "a step recorded after its seal has the random states of that time",
         "sealed.py",
-        "            recorder.tap.seal(recorder.step, self._still_sealed(operation))\n",
-        "            now = Moment.now(recorder._user_state, recorder.live)\n"
-        "            recorder.tap.seal(recorder.step, now)\n",
+        "recorder.tap.seal(recorder.step, self._still_sealed(operation), is_awaited=True)",
+        "recorder.tap.seal(recorder.step, Moment.now(recorder._user_state, recorder.live))",
     ),
     Mutant(
         "state under keys that are no parameters does not come back",
@@ -291,13 +290,13 @@ MUTANTS = [
     ),
     Mutant(
         "a step that draws random numbers is replayed",
-        "capture/tap.py",
+        "capture/hooks.py",
         "        return spec.foreign and capture_rng() != self._rng_before",
         "        return False",
     ),
     Mutant(
         "a user's step that takes a closure is replayed",
-        "capture/tap.py",
+        "capture/hooks.py",
         "                len(args) > 1 or kwargs\n",
         "                False\n",
     ),
@@ -378,12 +377,12 @@ MUTANTS = [
     Mutant(
         "a step that is sealed again has the versions of the next one",
         "capture/tap.py",
-        "        self._begin(step)  # sealed again",
+        "        record.begin(step)  # sealed again",
         "        pass  # sealed again",
         also=(
             Change(
                 "capture/tap.py",
-                "            self.states.forget()  # all of it goes with the base\n",
+                "            record.states.forget()  # all of it goes with the base\n",
                 "",
             ),
         ),

@@ -105,6 +105,21 @@ def test_broad_excepts_stand_at_the_boundaries_only() -> None:
     assert not found, "\n".join(found)
 
 
+def test_phases_change_in_one_place() -> None:
+    """What assigns a phase elsewhere goes around the table of `core/phases.py`."""
+    pattern = re.compile(r"\.phase\b\s*(?:=[^=]|,.*=[^=])")
+    found = [
+        (path.name, line.strip())
+        for path in SOURCES
+        for line in path.read_text().splitlines()
+        if pattern.search(line)
+    ]
+    assert found == [
+        ("record.py", "self.phase = Phase.OPENING"),
+        ("record.py", "before, self.phase = self.phase, advance(self.phase, cause)"),
+    ]
+
+
 def test_no_pickle() -> None:
     users = [p for p in SOURCES if re.search(r"\b(import pickle|torch\.load)\b", p.read_text())]
     assert users == []

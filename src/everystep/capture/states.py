@@ -13,6 +13,7 @@ import torch
 from everystep.capture.census import LiveCensus
 from everystep.capture.copier import Copier
 from everystep.capture.outbox import Outbox
+from everystep.capture.versions import Versions
 from everystep.capture.watch import Watch
 from everystep.core.census import Mode
 from everystep.core.events import Rebase, SlotValues
@@ -34,7 +35,7 @@ class StateSender:
         outbox: Outbox,
         copier: Copier,
         watch: Watch,
-        versions: list[int],
+        versions: Versions,
         budget_percent: float,
     ) -> None:
         self._live = live
@@ -71,6 +72,7 @@ class StateSender:
         """What changed outside step(), unless its whole state is sent at this seal anyway."""
         edited = [a for a in self._watch.edited_values(atoms) if a not in self.unlogged]
         self._values(edited, stays)
+        self._versions.change(edited, self.target)
         self.edits += sum(not self._live.census.atoms[a].buffer for a in edited)
         for index in optimizers:
             found = self._watch.slots(index)
@@ -78,6 +80,7 @@ class StateSender:
                 self.unlogged.update(self._live.census.optimizers[index].atoms)
             changed = [a for a in found.edited if a not in self.unlogged]
             self._slots(index, changed, stays)
+            self._versions.change(changed, self.target)
             self.edits += len(changed)
 
     def _values(self, atoms: list[int], stays: bool) -> None:
@@ -85,7 +88,6 @@ class StateSender:
         for atom in atoms:
             steady = stays and not self._live.census.atoms[atom].buffer
             self._outbox.tensor(atom, "", self._live.tensors[atom], stays=steady)
-            self._versions[atom] = self.target
             if steady:
                 self._fly(atom)
 
@@ -101,13 +103,12 @@ class StateSender:
                 encoded = values.encode(state.others, self._live.where(index, atom), pack)
                 self._outbox.room(0, len(encoded))
                 self._outbox.add(SlotValues(atom, index, encoded))
-            self._versions[atom] = self.target
             if stays:
                 self._fly(atom)
 
     def _atom(self, atom: int) -> None:
-        """Everything there is of one atom, without touching its version."""
-        version, stays = self._versions[atom], not self._wary
+        """Everything there is of one atom. Its version stays: this is no change."""
+        stays = not self._wary
         ring = self._ring.geometry
         before = self._outbox.patient
         self._outbox.patient |= 2 * self._live.census.atoms[atom].bytes > ring.slots * ring.capacity
@@ -118,13 +119,12 @@ class StateSender:
                     self._slots(index, [atom], stays)
         finally:
             self._outbox.patient = before
-        self._versions[atom] = version
         self.baseless.discard(atom)
 
     # ------------------------------------------------------------------ bases
 
     def queue_base(self, atoms: Iterable[int] | None = None, *, fresh: bool = False) -> None:
-        """Have these atoms (None: all) based anew, some at every seal; log atoms go together.
+        """Have the whole state of these atoms (None: all) sent, some at every seal; log atoms go together.
         `fresh`: the shadow holds none of them until they come."""
         wanted = set(range(len(self._live.tensors))) if atoms is None else set(atoms)
         queued = {a for unit in self._queue for a in unit}
@@ -153,8 +153,7 @@ class StateSender:
         """Atoms whose step could not be logged: their whole state, as it is now."""
         if not self.unlogged:
             return
-        for atom in self.unlogged:
-            self._versions[atom] = self.target
+        self._versions.change(self.unlogged, self.target)
         self.queue_base(self.unlogged)
         now = [unit for unit in self._queue if self.unlogged & set(unit)]
         self._queue = [unit for unit in self._queue if unit not in now]
@@ -167,7 +166,7 @@ class StateSender:
     def _close_base(self, sent: list[int]) -> None:
         if sent:
             self._outbox.room(0, 16 * len(sent))
-            self._outbox.add(Rebase(tuple(sent), tuple(self._versions[a] for a in sent)))
+            self._outbox.add(Rebase(tuple(sent), self._versions.of(sent)))
 
     def _next_slice(self, gradient_bytes: int) -> int:
         stall = self._copier.stall_seconds

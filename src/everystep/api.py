@@ -116,7 +116,7 @@ def restore(
         if folder is not None and bucket is not None:
             sync_newest(path, bucket, folder)
         done, _ = find_and_load(
-            # without an optimizer nothing is redone, and how far the log goes must be known
+            # without an optimizer nothing is replayed, and how far the log goes must be known
             lambda verify_lazily: find_newest(
                 path,
                 folder,
@@ -147,7 +147,7 @@ def _load_without_attaching(
     if logged and not live.optimizers:
         raise UsageError(
             f"restore {path}: the newest {logged} steps are a log of gradients",
-            hint="give the optimizer too: it redoes them",
+            hint="give the optimizer too: it replays them",
         )
     compared = compare_values(live.keyed, script, found, {})
     if live.optimizers and give_back_groups(found, live, path):

@@ -183,7 +183,7 @@ def test_late_copies_that_nobody_waits_for_go_wrong(
     # fingerprints would have it repaired
     monkeypatch.setattr(FingerprintSender, "is_due", lambda self, step: False)
     use_lagging_sides(monkeypatch, SEED, eagerness=0.0)
-    monkeypatch.setattr(LaggingSide, "hold_back", lambda self, mark: None)
+    monkeypatch.setattr(LaggingSide, "wait_for_copy", lambda self, mark: None)
     with pytest.raises(AssertionError, match="restored"):
         train(JOBS[name], tmp_path / "run")
 
@@ -195,7 +195,7 @@ def test_sealed_state_is_what_a_step_had(
     """State is copied after its seal, while the next step begins; and it does change in that step."""
     use_lagging_sides(monkeypatch, SEED, eagerness=0.0)
     if not waits:
-        monkeypatch.setattr(LaggingSide, "hold_back", lambda self, mark: None)
+        monkeypatch.setattr(LaggingSide, "wait_for_copy", lambda self, mark: None)
     seed_all(SEED)
     job, seen = state_only(), {}
     with everystep.attach(job.model, job.optimizer, run=tmp_path / "run") as training:

@@ -164,5 +164,5 @@ class _DeviceTensors:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Keep nothing alive that the optimizer has let go."""
+        """Keep nothing alive that the optimizer has dropped."""
         self._known = {i: known for i, known in self._known.items() if i in self._seen}

@@ -87,7 +87,7 @@ class Watch:
             self._mark(atom)
 
     def edited_values(self, atoms: Iterable[int] | None = None) -> list[int]:
-        """Atoms whose bytes differ from their mark; they are marked anew. None: of all atoms, at a seal."""
+        """Atoms whose bytes differ from their mark; they are marked again. None: of all atoms, at a seal."""
         if self._by_hints:
             edited = self._edited_by_hints(atoms)
         else:
@@ -157,7 +157,7 @@ class Watch:
         return weights or any(digests.differ() for digests in self._slot_bytes)
 
     def slots(self, index: int) -> SlotChanges:
-        """What happened to an optimizer's state outside its step; it is marked anew."""
+        """What happened to an optimizer's state outside its step; it is marked again."""
         before, optimizer = self._slots[index], self._live.optimizers[index]
         edited = self._slot_bytes[index].edited()
         if before.still_holds(optimizer):

@@ -60,7 +60,7 @@ def early_pays(stall_seconds: float, *, steps: int, hooks: int) -> bool:
 
 
 _PLANES_RATIO_MIN = 1.2
-_PLANES_SHARE_MAX = 0.25  # of a step's time, beside redoing it
+_PLANES_SHARE_MAX = 0.25  # of a step's time, beside replaying it
 FINGERPRINT_SHARES_MAX = 32
 _PRINTS_APART = 16
 
@@ -74,7 +74,7 @@ def fingerprint_every(cost_seconds: float, step_seconds: float) -> int:
 
 def fingerprint_shares(every: int) -> int:
     """In how many parts the whole state is digested, one at a time: all of it at once would be a step that
-    takes longer than others. Records with digests are redone one by one, so they do not follow closely."""
+    takes longer than others. Records with digests are replayed one by one, so they do not follow closely."""
     return min(max(every // _PRINTS_APART, 1), FINGERPRINT_SHARES_MAX)
 
 
@@ -89,5 +89,5 @@ def steps_left(bytes_left: int, slice_bytes: int) -> int:
 
 
 def replay_threads(cores: int) -> int:
-    """Threads that redo steps; the other half of the cores is the trainer's."""
+    """Threads that replay steps; the other half of the cores is the trainer's."""
     return max(1, cores // 2)

@@ -10,9 +10,8 @@ import torch
 
 from everystep.capture.census import take_census
 from everystep.capture.state import UserState
-from everystep.capture.suspicion import Suspicions
+from everystep.capture.subject import Subject
 from everystep.capture.tap import Tap
-from everystep.capture.turn import Moment, OpenTurn
 from everystep.capture.versions import Versions
 from everystep.core.cadence import Rest
 from everystep.core.census import Mode
@@ -40,7 +39,10 @@ class Desk:
     """Records a job, as `attach` would; `seal` ends a step and lets the shadow take it in."""
 
     def __init__(self, job: Job, *, log: bool = True) -> None:
-        self.live = take_census(job.model, job.optimizer, log=log)
+        self._subject = Subject(
+            job.model, job.optimizer, UserState(job.state), log=log, override=()
+        )
+        self.live = self._subject.census()
         self._memory = SharedMemory.create(_GEOMETRY.bytes, "desk")
         self._ring = RingWriter(self._memory, _GEOMETRY, nonce=5)
         self.replica = Replica(self.live.census, None)
@@ -54,16 +56,11 @@ class Desk:
         for index, spec in enumerate(self.live.census.optimizers):
             if spec.mode is Mode.REPLAY:
                 self.intake.advances[index] = Advance(self.live.census, self.replica)
-        self._state = UserState(job.state)
-        turn = OpenTurn()
-        turn.begin(Moment.now(self._state, self.live))
+        self._subject.turn.begin(self._subject.moment())
         self.tap = Tap(
-            self.live,
+            self._subject,
             self._ring,
-            self._state,
             step=0,
-            turn=turn,
-            suspicions=Suspicions(),
             versions=Versions([0] * len(self.live.tensors)),
             guard=lambda work: work,
             may_wait=self._take_in,
@@ -76,7 +73,7 @@ class Desk:
         self.seal(0)
 
     def seal(self, step: int) -> None:
-        self.tap.seal(step, Moment.now(self._state, self.live))
+        self.tap.seal(step, self._subject.moment())
         self.tap.record.land()  # a device's copies are done when it says so
         if self.tap.record.copier.sides and torch.cuda.is_initialized():
             torch.cuda.synchronize()

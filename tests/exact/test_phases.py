@@ -15,12 +15,11 @@ from torch import nn
 
 import everystep
 from everystep.capture import record
-from everystep.capture.census import take_census
 from everystep.capture.seals import SealSender
 from everystep.capture.state import UserState
-from everystep.capture.suspicion import Suspicions
+from everystep.capture.subject import Subject
 from everystep.capture.tap import Tap
-from everystep.capture.turn import Moment, OpenTurn
+from everystep.capture.turn import Moment
 from everystep.capture.versions import Versions
 from everystep.core.cadence import Rest
 from everystep.core.geometry import Geometry
@@ -42,20 +41,18 @@ class Lane:
         self.model[1:].requires_grad_(False)  # part of bases, not of records
         self.optimizer = torch.optim.SGD(self.model[0].parameters(), lr=0.1)
         self.content: dict[str, Any] = {}
-        live = take_census(self.model, self.optimizer)
+        state = UserState({"user": self.content})
+        subject = Subject(self.model, self.optimizer, state, log=True, override=())
+        self._subject, live = subject, subject.census()
         geometry = Geometry(slots=slots, slot_bytes=_SLOT_BYTES)
         memory = SharedMemory.create(geometry.bytes, "lane")
         ring = RingWriter(memory, geometry, nonce=5)
         self.shadow = RingReader(memory, geometry)
-        self._live, self._state, self._turn = live, UserState({"user": self.content}), OpenTurn()
-        self._turn.begin(Moment.now(self._state, live))
+        subject.turn.begin(subject.moment())
         self.tap = Tap(
-            live,
+            subject,
             ring,
-            self._state,
             step=0,
-            turn=self._turn,
-            suspicions=Suspicions(),
             versions=Versions([0] * len(live.tensors)),
             guard=lambda work: work,
             may_wait=lambda *_: False,
@@ -67,8 +64,9 @@ class Lane:
         self.tap.record.states.queue_base(fresh=True)
 
     def seal(self) -> None:
-        self._turn.begin(Moment.now(self._state, self._live))
-        self.tap.seal(self.tap.step + 1, self._turn.sealed or Moment(b"", b"", ()))
+        moment = self._subject.moment()
+        self._subject.turn.begin(moment)
+        self.tap.seal(self.tap.step + 1, moment)
 
     def interrupted_seal(self, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
         def interrupt(*_: Any, **__: Any) -> None:

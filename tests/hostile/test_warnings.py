@@ -117,7 +117,7 @@ def test_a_shadow_that_stands_still_is_told_while_a_base_is_sent(
     monkeypatch.setattr(connection, "WAIT_SECONDS", 1.0)
     training = Training(tmp_path / "run")
     pid = training.run.status()["pid"]
-    link = training.run._recorder.connection
+    link = training.run._recorder.link.connection
     os.kill(pid, signal.SIGSTOP)
     try:
         deadline = time.monotonic() + 1.0

@@ -93,8 +93,8 @@ MUTANTS = [
     ),
     Mutant(
         "break and steps again repeat the turn",
-        "session.py",
-        "            if calls or self._recorder is None:\n                self._seal()",
+        "turns.py",
+        "            if calls:\n                self._seal()",
         "            pass",
     ),
     Mutant(
@@ -165,8 +165,8 @@ MUTANTS = [
     ),
     Mutant(
         "break does not seal a finished step",
-        "session.py",
-        "        elif self._recorder is not None and self._recorder.turn.calls:",
+        "turns.py",
+        "        elif self._recorder.subject.turn.calls:",
         "        elif False:",
     ),
     Mutant(
@@ -203,13 +203,13 @@ MUTANTS = [
         "calls are not counted once a shadow was lost",
         "recorder.py",
         "            self.tap.remove()\n            self.tap = None\n",
-        "            self.tap.remove()\n            self.tap = None\n            self.turn.end()\n",
+        "            self.tap.remove()\n            self.tap = None\n            self.subject.turn.end()\n",
     ),
     Mutant(
         "a step recorded after its seal has the random states of that time",
         "sealed.py",
         "recorder.tap.seal(recorder.step, self._still_sealed(operation), is_awaited=True)",
-        "recorder.tap.seal(recorder.step, Moment.now(recorder._user_state, recorder.live))",
+        "recorder.tap.seal(recorder.step, recorder.subject.moment())",
     ),
     Mutant(
         "state under keys that are no parameters does not come back",
@@ -247,7 +247,7 @@ MUTANTS = [
     ),
     Mutant(
         "a turn that an exception left is not taken back",
-        "session.py",
+        "turns.py",
         "        elif self.turn is not Turn.SEALED or calls:\n            self._take_back()\n",
         "",
     ),
@@ -347,20 +347,20 @@ MUTANTS = [
     Mutant(
         "residuals of groups that were given back do not come back",
         "resuming.py",
-        """            live = self._timed("census", recorder.census)\n        recorder""",
-        "            pass\n        recorder",
+        """            live = self._timed("census", recorder.subject.census)\n        versions""",
+        "            pass\n        versions",
     ),
     Mutant(
         "a shadow that is started while training is rewound claims the run for the line that was left",
         "recorder.py",
-        "        self.drop()\n        self.starter.abandon()\n",
+        "        self.drop()\n        self.link.starter.abandon()\n",
         "        self.drop()\n",
     ),
     Mutant(
         "a step counts whose seal was interrupted",
         "recorder.py",
-        "                self.step -= 1\n",
-        "                pass\n",
+        "            self.step -= 1\n",
+        "            pass\n",
     ),
     Mutant(
         "residuals of param groups that a broken turn added stay",

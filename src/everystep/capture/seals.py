@@ -13,20 +13,18 @@ from everystep.capture.fingerprints import FingerprintSender
 from everystep.capture.pending import PendingGradients
 from everystep.capture.record import OpenRecord
 from everystep.capture.rng import capture_rng
-from everystep.capture.state import UserState
-from everystep.capture.turn import Moment, OpenTurn
+from everystep.capture.subject import Subject
+from everystep.capture.turn import Moment
 from everystep.core.events import Seal
 
 
 class SealSender:
     """Owned by the training thread."""
 
-    def __init__(
-        self, record: OpenRecord, turn: OpenTurn, user_state: UserState, fingerprint_every: int
-    ) -> None:
+    def __init__(self, record: OpenRecord, subject: Subject, fingerprint_every: int) -> None:
         self._record = record
-        self._turn = turn
-        self._user_state = user_state
+        self._turn = subject.turn
+        self._user_state = subject.user_state
         self._pending = PendingGradients(record.live, record.outbox)
         self._prints = FingerprintSender(
             record.live, record.outbox, record.copier, fingerprint_every

@@ -10,14 +10,12 @@ import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from everystep.capture.census import LiveCensus
 from everystep.capture.early import Guard
 from everystep.capture.hooks import StepHooks
 from everystep.capture.record import OpenRecord
 from everystep.capture.seals import SealSender
-from everystep.capture.state import UserState
-from everystep.capture.suspicion import Suspicions
-from everystep.capture.turn import Moment, OpenTurn
+from everystep.capture.subject import Subject
+from everystep.capture.turn import Moment
 from everystep.capture.versions import Versions
 from everystep.core.cadence import Rest
 from everystep.core.phases import Cause, Phase
@@ -25,17 +23,14 @@ from everystep.lane.ring import RingWriter
 
 
 class Tap:
-    """Of one census and one ring. Made anew when either changes."""
+    """Of one census and one ring. Another one is made when either changes."""
 
     def __init__(
         self,
-        live: LiveCensus,
+        subject: Subject,
         ring: RingWriter,
-        user_state: UserState,
         *,
         step: int,
-        turn: OpenTurn,
-        suspicions: Suspicions,
         versions: Versions,
         guard: Guard,
         may_wait: Callable[[float, bool], bool],
@@ -46,19 +41,19 @@ class Tap:
         self.step = step
         self.dropped = 0
         self.record = OpenRecord(
-            live,
+            subject.live,
             ring,
             versions,
-            suspicions,
+            subject.suspicions,
             guard=guard,
             may_wait=may_wait,
             budget_percent=budget_percent,
         )
-        self.hooks = StepHooks(self.record, turn, guard, self.open)
-        self.seals = SealSender(self.record, turn, user_state, fingerprint_every)
+        self.hooks = StepHooks(self.record, subject.turn, guard, self.open)
+        self.seals = SealSender(self.record, subject, fingerprint_every)
         self._ring = ring
         self._rest = rest
-        self._first = turn.sealed  # what the seal says that comes before the first step
+        self._first = subject.turn.sealed  # what the seal says that comes before the first step
         self._in_seal = False  # if it is when a seal begins, the last one was interrupted
         self.record.begin(step)
 

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from everystep.capture.census import Models, Optimizers
-from everystep.capture.ranks import refuse_many_ranks
+from everystep.capture.refusals import refuse_many_ranks
 from everystep.capture.state import UserState
 from everystep.capture.subject import Subject
 from everystep.compression.compressor import described

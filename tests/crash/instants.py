@@ -22,12 +22,15 @@ IN_LOOP: dict[str, tuple[str, list[str]]] = {
     "in backward": ("while", ["torch.autograd:_engine_run_backward"]),
     "in step": ("while", _IN_STEP),
     "in step, nothing moved yet": ("before", _IN_STEP),
-    "gradients copied": ("after", ["everystep.capture.gradient_copies:GradientCopies.send"]),
+    "gradients copied": (
+        "after",
+        ["everystep.capture.copying.gradient_copies:GradientCopies.send"],
+    ),
     "step done, not said": ("before", ["everystep.capture.hooks:StepHooks._after_step"]),
     "in seal": ("before", ["everystep.capture.seals:SealSender.send"]),
     "slot half written": ("before", ["everystep.format.slot:pack_slot_header"]),
-    "one commit word": ("before", ["everystep.capture.copier:Copier.commit"]),
-    "both commit words": ("after", ["everystep.capture.copier:Copier.commit"]),
+    "one commit word": ("before", ["everystep.capture.copying.copier:Copier.commit"]),
+    "both commit words": ("after", ["everystep.capture.copying.copier:Copier.commit"]),
     "sealed": ("after", ["everystep.capture.tap:Tap.seal"]),
 }
 IN_ATTACH: dict[str, tuple[str, list[str]]] = {

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from everystep.capture import copier
+from everystep.capture.copying import copier
 from everystep.device.copy_stream import STAGING_BYTES
 from everystep.link import Link
 

@@ -16,8 +16,8 @@ from torch import nn
 
 import everystep
 from everystep.capture.census import LiveCensus
-from everystep.capture.suspicion import Suspicions
-from everystep.capture.watch import Watch
+from everystep.capture.watching.suspicion import Suspicions
+from everystep.capture.watching.watch import Watch
 
 from .compare import freeze
 from .lagging import use_lagging_sides

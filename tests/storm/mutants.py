@@ -68,7 +68,7 @@ _MOVED_WITH = "    return card if card is not None else _moved_with(run)"
 MUTANTS = [
     Mutant(
         "the inner of two nested calls counts",
-        "capture/nesting.py",
+        "capture/hooks.py",
         '                outer = index_of.get(id(frame.f_locals["args"][0]), outer)',
         "                outer = None",
     ),
@@ -80,7 +80,7 @@ MUTANTS = [
     ),
     Mutant(
         "slots are watched by version alone",
-        "capture/slot_digests.py",
+        "capture/watching/slot_digests.py",
         "        if now == self._digests:",
         "        if True:",
     ),
@@ -99,13 +99,13 @@ MUTANTS = [
     ),
     Mutant(
         "weights edited outside a step are not noticed",
-        "capture/watch.py",
+        "capture/watching/watch.py",
         "            if mark != self._marks[atom]:",
         "            if False:",
     ),
     Mutant(
         "slots edited outside a step are not noticed",
-        "capture/watch.py",
+        "capture/watching/watch.py",
         "        if before.still_holds(optimizer):",
         "        if True:",
     ),
@@ -278,7 +278,7 @@ MUTANTS = [
     ),
     Mutant(
         "slots that lie the other way round are not watched",
-        "capture/slot_digests.py",
+        "capture/watching/slot_digests.py",
         "        and not value.is_conj()\n",
         "        and value.is_contiguous()\n        and not value.is_conj()\n",
     ),

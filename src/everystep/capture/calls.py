@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import torch
 
 from everystep.capture.census import LiveCensus, kind_of_gradient
-from everystep.capture.copier import Copier
-from everystep.capture.early import EarlyTap, Guard, hooked_members
-from everystep.capture.lifetime import GradientLifetime
+from everystep.capture.copying.copier import Copier
+from everystep.capture.copying.early import EarlyTap, Guard, hooked_members
+from everystep.capture.copying.lifetime import GradientLifetime
 from everystep.capture.outbox import Outbox, RingFull
 from everystep.capture.states import StateSender
 from everystep.capture.versions import Versions

@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 from everystep.capture.groups import GroupValues
 from everystep.capture.names import logical_names, walk
 from everystep.capture.refusals import check_atom, check_optimizers, named
-from everystep.capture.state_stamp import check_slots
+from everystep.capture.watching.state_stamp import check_slots
 from everystep.compression.compressor import residuals_of
 from everystep.core.census import (
     Atom,

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from everystep.capture.state_stamp import has_other_keys
+from everystep.capture.watching.state_stamp import has_other_keys
 from everystep.errors import UnsupportedState
 from everystep.format import values
 from everystep.format.optimizer import encode_values

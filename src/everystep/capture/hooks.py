@@ -6,17 +6,18 @@ instead: re-base is the one repair for everything.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
 from functools import partial
+from types import FrameType
 from typing import Any
 
 import torch
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from everystep.capture.early import Guard
-from everystep.capture.nesting import outer_call
+from everystep.capture.copying.early import Guard
+from everystep.capture.copying.release_points import points_outside, release_points
 from everystep.capture.record import OpenRecord
-from everystep.capture.release_points import points_outside, release_points
 from everystep.capture.rng import capture_rng
 from everystep.capture.turn import OpenTurn
 from everystep.core.census import Mode, OptimizerSpec
@@ -155,7 +156,7 @@ class StepHooks:
         """Whether this call is part of another one: the outermost is what training asked for. A step that
         runs through another optimizer moves that one's state too, so both are sent as state; so is one in
         whose midst hooks of others run, which would run once more when it is replayed."""
-        outer = outer_call(self._index_of)
+        outer = _outer_call(self._index_of)
         if outer is not None and (outer != index or self._has_other_hooks(index)):
             self._record.calls.discard()
             self._entangled |= {outer, index}
@@ -194,3 +195,25 @@ class StepHooks:
     def _drew_random_numbers(self, spec: OptimizerSpec) -> bool:
         """A step that did would draw others when it is replayed."""
         return spec.foreign and capture_rng() != self._rng_before
+
+
+def _unhooked(self: object) -> None:
+    """Stands for a step, to learn what torch wraps one in."""
+
+
+_STEP_CODE = torch.optim.Optimizer.profile_hook_step(_unhooked).__code__
+
+
+def _outer_call(index_of: Mapping[int, int]) -> int | None:
+    """The outermost of the given optimizers (`id` -> index) whose step encloses the one that runs now: a step
+    may call another one, or its base class's. The frames on the stack tell. A count of calls would not: torch
+    runs no post-hook when a step raises."""
+    outer, own = None, True
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is _STEP_CODE:
+            if not own:
+                outer = index_of.get(id(frame.f_locals["args"][0]), outer)
+            own = False
+        frame = frame.f_back
+    return outer

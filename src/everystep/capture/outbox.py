@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from everystep.capture.copier import Copier
+from everystep.capture.copying.copier import Copier
 from everystep.core.census import align
 from everystep.core.dtypes import tensor_bytes
 from everystep.core.events import Edit, Event

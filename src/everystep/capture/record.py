@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable
 
 from everystep.capture.calls import CallLog
 from everystep.capture.census import LiveCensus
-from everystep.capture.copier import Copier
-from everystep.capture.early import Guard
+from everystep.capture.copying.copier import Copier
+from everystep.capture.copying.early import Guard
 from everystep.capture.outbox import OrDrop, Outbox
 from everystep.capture.states import StateSender
-from everystep.capture.suspicion import Suspicions
 from everystep.capture.versions import Versions
-from everystep.capture.watch import Watch
+from everystep.capture.watching.suspicion import Suspicions
+from everystep.capture.watching.watch import Watch
 from everystep.core.phases import Cause, Phase, advance
 from everystep.lane.ring import RingWriter
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import msgspec
 
-from everystep.capture.fingerprints import FingerprintSender
 from everystep.capture.pending import PendingGradients
 from everystep.capture.record import OpenRecord
 from everystep.capture.rng import capture_rng
 from everystep.capture.subject import Subject
 from everystep.capture.turn import Moment
+from everystep.capture.watching.fingerprints import FingerprintSender
 from everystep.core.events import Seal
 
 

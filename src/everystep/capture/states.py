@@ -11,10 +11,10 @@ from collections.abc import Iterable
 import torch
 
 from everystep.capture.census import LiveCensus
-from everystep.capture.copier import Copier
+from everystep.capture.copying.copier import Copier
 from everystep.capture.outbox import Outbox
 from everystep.capture.versions import Versions
-from everystep.capture.watch import Watch
+from everystep.capture.watching.watch import Watch
 from everystep.core.census import Mode
 from everystep.core.events import Rebase, SlotValues
 from everystep.core.pace import FIRST_SLICE_BYTES, next_slice_bytes, steps_left

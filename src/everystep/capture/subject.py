@@ -7,8 +7,8 @@ import msgspec
 from everystep.capture.census import LiveCensus, Models, Optimizers, take_census
 from everystep.capture.groups import encode_groups
 from everystep.capture.state import UserState
-from everystep.capture.suspicion import Suspicions
 from everystep.capture.turn import Moment, OpenTurn
+from everystep.capture.watching.suspicion import Suspicions
 from everystep.core.census import Script
 
 

@@ -10,7 +10,7 @@ import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from everystep.capture.early import Guard
+from everystep.capture.copying.early import Guard
 from everystep.capture.hooks import StepHooks
 from everystep.capture.record import OpenRecord
 from everystep.capture.seals import SealSender

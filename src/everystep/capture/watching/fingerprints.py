@@ -10,7 +10,7 @@ from functools import partial
 import torch
 
 from everystep.capture.census import LiveCensus
-from everystep.capture.copier import Copier
+from everystep.capture.copying.copier import Copier
 from everystep.capture.outbox import Outbox
 from everystep.core.census import Mode, OptimizerSpec
 from everystep.core.events import Fingerprints

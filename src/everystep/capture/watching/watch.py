@@ -14,9 +14,9 @@ import torch
 import xxhash
 
 from everystep.capture.census import LiveCensus
-from everystep.capture.slot_digests import digests_of_slots
-from everystep.capture.state_stamp import Hints, Slots, StateStamp
-from everystep.capture.suspicion import Suspicions
+from everystep.capture.watching.slot_digests import digests_of_slots
+from everystep.capture.watching.state_stamp import Hints, Slots, StateStamp
+from everystep.capture.watching.suspicion import Suspicions
 from everystep.core.census import Mode
 from everystep.replay.tensors import raw_bytes
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from everystep.capture.in_flight import InFlightBuffers
+from everystep.capture.copying.in_flight import InFlightBuffers
 from everystep.core.census import PACKED_BYTES_MAX, GradientLayout, align
 from everystep.device.copy_stream import STAGING_BYTES, CopyStream
 

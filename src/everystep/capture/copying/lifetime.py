@@ -14,8 +14,8 @@ from operator import call
 
 import torch
 
-from everystep.capture.copier import Copier
-from everystep.capture.release_points import POINTS_MAX
+from everystep.capture.copying.copier import Copier
+from everystep.capture.copying.release_points import POINTS_MAX
 from everystep.core.release import release_plan
 
 _SURE_AFTER_STEPS = 2

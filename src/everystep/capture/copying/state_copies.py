@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from everystep.capture.in_flight import InFlightBuffers
+from everystep.capture.copying.in_flight import InFlightBuffers
 from everystep.core.schedule import Stretch, cut, plan_offload
 from everystep.device.copy_stream import CopyStream
 

@@ -77,7 +77,7 @@ class Recorder:
         tap = self._use(connection, versions)
         self.link.outage.end()
         if found is None:
-            tap.record.states.queue_base(fresh=True)
+            tap.record.bases.add(fresh=True)
             tap.record.send_base()
 
     def _use(self, connection: Connection, versions: Sequence[int]) -> Tap:
@@ -237,7 +237,7 @@ class Recorder:
             self.start_beside()
             return
         tap = self._use(started.connection, [self.step] * len(live.tensors))
-        tap.record.states.queue_base(fresh=True)
+        tap.record.bases.add(fresh=True)
         self.open_as_loaded()
         if self.tap is not None:  # unless the first seal failed again
             pid = started.connection.shadow.pid

@@ -94,7 +94,7 @@ class Sealed:
         """Whether our shadow has the state of the last seal, which training has left since."""
         recorder = self.recorder
         tap = recorder.tap
-        if tap is None or tap.phase.pauses or tap.record.states.atoms_left:
+        if tap is None or tap.phase.pauses or tap.record.bases.atoms_left:
             return False
         tap.record.land()
         self.wait_for_successor()

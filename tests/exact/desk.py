@@ -69,7 +69,7 @@ class Desk:
             fingerprint_every=1,
         )
         self.tap.hooks.install()
-        self.tap.record.states.queue_base(fresh=True)
+        self.tap.record.bases.add(fresh=True)
         self.seal(0)
 
     def seal(self, step: int) -> None:

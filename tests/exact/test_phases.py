@@ -61,7 +61,7 @@ class Lane:
             fingerprint_every=1000,
         )
         self.tap.hooks.install()
-        self.tap.record.states.queue_base(fresh=True)
+        self.tap.record.bases.add(fresh=True)
 
     def seal(self) -> None:
         moment = self._subject.moment()

@@ -108,7 +108,7 @@ class CallLog:
         self.early_gradients += len(gone)
         amp = self._send_amp(index, at + layout.bytes)
         self._copier.state.send()
-        without = gone | self._places(atoms, self._states.baseless)
+        without = gone | self._places(atoms, self._states.bases.baseless)
         if without:
             gradients = [None if i in without else g for i, g in enumerate(gradients)]
         self._copier.gradients.send(self._outbox.address(at), index, layout, gradients)
@@ -144,7 +144,9 @@ class CallLog:
         self._copier.in_flight.grow_old()
         for early in self._early.values():
             early.forget_step()  # a backward without a step leads nowhere
-        if self._states.atoms_left:  # what a base makes training wait for says nothing of gradients
+        if (
+            self._states.bases.atoms_left
+        ):  # what a base makes training wait for says nothing of gradients
             self._stall_before, self._looked_at = self._copier.stall_seconds, step
         elif step - self._looked_at >= _EARLY_LOOK_EVERY and self._copier.sides:
             self._looked_at = step
@@ -219,7 +221,7 @@ class CallLog:
 
     def _make_early_room(self, index: int) -> int | None:
         """Where gradients may go that are final before the step; None: not now."""
-        if not self._records() or self._states.baseless:
+        if not self._records() or self._states.bases.baseless:
             return None
         document = len(self.groups(index)) + len(self._parameters[index]) + _EARLY_SLACK_BYTES
         try:

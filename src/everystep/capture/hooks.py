@@ -136,7 +136,7 @@ class StepHooks:
 
     def _log_call(self, index: int) -> None:
         record = self._record
-        record.outbox.patient = record.states.needs_patience
+        record.outbox.patient = record.bases.needs_patience
         with record.or_drop():
             record.calls.log(index)
 

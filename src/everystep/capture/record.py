@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 
+from everystep.capture.bases import BaseQueue
 from everystep.capture.calls import CallLog
 from everystep.capture.census import LiveCensus
 from everystep.capture.copying.copier import Copier
@@ -42,8 +43,10 @@ class OpenRecord:
         self.copier = Copier(ring, {t.device for t in live.tensors})
         self.outbox = Outbox(ring, self.copier, may_wait, self.land)
         self.watch = Watch(live, suspicions)
+        self.bases = BaseQueue(live, ring, self.copier, budget_percent)
+        ring_bytes = ring.geometry.slots * ring.geometry.capacity
         self.states = StateSender(
-            live, ring, self.outbox, self.copier, self.watch, versions, budget_percent
+            live, ring_bytes, self.outbox, self.copier, self.watch, versions, self.bases
         )
         self.calls = CallLog(
             live,
@@ -73,7 +76,7 @@ class OpenRecord:
         """Have the state of these atoms (None: all) sent again. `fresh`: the shadow holds none of it."""
         self.move(Cause.REBASE)
         self.rebases += 1
-        self.states.queue_base(atoms, fresh=fresh)
+        self.bases.add(atoms, fresh=fresh)
 
     def send_base(self) -> None:
         """The next slice of what is queued to be based."""

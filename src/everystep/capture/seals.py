@@ -37,7 +37,7 @@ class SealSender:
         rng, state, groups = moment
         changed = (g if g != old else b"" for g, old in zip(groups, said.groups, strict=True))
         self._prints.turn()
-        if not record.states.atoms_left and self._prints.is_due(step):
+        if not record.bases.atoms_left and self._prints.is_due(step):
             self._prints.send(step)
         pending = self._pending.send(self._turn.consumed_by, again=again)
         seal = Seal(

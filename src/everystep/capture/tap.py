@@ -127,14 +127,14 @@ class Tap:
         record = self.record
         self._answer_request(step)
         record.states.begin_seal(record.calls.gradient_bytes)
-        record.outbox.patient = record.states.needs_patience
+        record.outbox.patient = record.bases.needs_patience
         with record.or_drop():
             record.states.changes(None, range(len(record.live.optimizers)), stays=True)
             record.states.unlogged_now()
             record.send_base()
             if record.phase.records:
                 self.seals.send(step, moment, after=self.step, again=again)
-                record.move(Cause.SEAL if record.states.atoms_left else Cause.COMPLETE)
+                record.move(Cause.SEAL if record.bases.atoms_left else Cause.COMPLETE)
         if not record.phase.records:
             self.dropped += 1
             self._ring.say_dropped(step)
@@ -193,12 +193,12 @@ class Tap:
             )
         if self.phase.pauses:
             return "periodic", self._rest.why
-        states = self.record.states
-        if states.atoms_left:
+        bases = self.record.bases
+        if bases.atoms_left:
             return (
                 "basing",
-                f"{states.atoms_left} of {len(self.record.versions)} atoms to be sent, in about "
-                f"{states.steps_left} steps",
+                f"{bases.atoms_left} of {len(self.record.versions)} atoms to be sent, in about "
+                f"{bases.steps_left} steps",
             )
         return "every step", "every step is recorded"
 

@@ -25,7 +25,7 @@ class Sealed:
         self._path = recorder.path
 
     def finish(self) -> bool:
-        """Make everything durable and dismiss the shadow; True: it is done."""
+        """Make everything durable, and have the shadow end; True: it is done."""
         recorder = self.recorder
         recorder.tell_trouble()  # no seal will
         answer = self.make_durable(AskClose(recorder.step), "close", DURABLE_SECONDS)

@@ -80,7 +80,7 @@ class Connection:
         time.sleep(0.01)
 
     def close(self) -> None:
-        """Let go of the memory; the shadow keeps its own hold on it."""
+        """Give the memory up; the shadow keeps its own hold on it."""
         self.shadow.close()
         self.ring.memory.close()
 

@@ -23,9 +23,9 @@ def figures(past: Mapping[str, Any], tap: Tap) -> Mapping[str, Any]:
     """Those of the rings before, and of the one in use."""
     now = {
         "records_let_go": tap.dropped,
-        "rebases": tap.rebases,
-        "edits": tap.states.edits,
-        "stall_seconds": tap.outbox.stall_seconds,
-        "device_stall_seconds": tap.copier.stall_seconds,
+        "rebases": tap.record.rebases,
+        "edits": tap.record.states.edits,
+        "stall_seconds": tap.record.outbox.stall_seconds,
+        "device_stall_seconds": tap.record.copier.stall_seconds,
     }
     return {name: past[name] + now[name] for name in now} | tap.rates

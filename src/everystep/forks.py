@@ -14,7 +14,7 @@ log = logging.getLogger("everystep")
 
 class Forked(Protocol):
     def disarm(self) -> None:
-        """In the child: let go of everything that belongs to the parent, and touch nothing of it."""
+        """In the child: give up everything that belongs to the parent, and touch nothing of it."""
 
 
 class ForkedRecorder:

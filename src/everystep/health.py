@@ -31,9 +31,11 @@ class Health:
         """Our code took so long on the training thread."""
         self._host_seconds += seconds
 
-    def sealed(self, step: int, *, share: float, device: float) -> None:
-        """A step was recorded. `share` of our time on the host was lost to training: no device had work
-        meanwhile; `device`: seconds that it has waited for copies since attach."""
+    def sealed(self, step: int, *, was_idle: bool, is_idle: bool, device: float) -> None:
+        """A step was recorded. Our time on the host is lost to training while the device has no work: it was
+        idle before, or is now. `device`: seconds that it has waited for copies since attach."""
+        # a device that runs out of work waits for the host; one that did so meanwhile, for half of it
+        share = (was_idle + 1) / 2 if is_idle else 0.0
         own, self._host_seconds = self._host_seconds, 0.0
         self._lost_seconds += share * own
         self._slowdown.sealed(time.monotonic(), self._lost_seconds + device)

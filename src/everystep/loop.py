@@ -34,7 +34,7 @@ class Loop(Protocol):
     def next_turn(self) -> None:
         """Seal the turn that has ended."""
 
-    def begin_again(self) -> None:
+    def resume(self) -> None:
         """A loop begins, and the turn before may not have ended."""
 
 
@@ -74,7 +74,7 @@ class Steps:
 
     def __iter__(self) -> Iterator[int]:
         if self._current and self._run.turn is Turn.OPEN:  # kept, and left nobody knows how
-            self._run.begin_again()
+            self._run.resume()
         return self
 
     def __next__(self) -> int:

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from everystep.capture.census import LiveCensus, Models, Optimizers, take_census
-from everystep.capture.fingerprints import by_device
+from everystep.capture.watching.fingerprints import by_device
 from everystep.errors import SilentCorruption, UsageError
 from everystep.replay.fingerprints import digest_tensors
 

@@ -28,6 +28,7 @@ from everystep.recover.point import RestorePoint, resumed_line
 from everystep.recover.script import NO_DIFFERENCE, check_override, compare_values, keep_values
 from everystep.sealed import Sealed
 from everystep.shadow.outlook import look_ahead
+from everystep.standing import Start
 from everystep.tell import tell
 
 log = logging.getLogger("everystep")
@@ -65,9 +66,9 @@ class Resumption:
 
     def begin(self) -> None:
         """See what there is to resume from, and go on from it."""
-        recorder, folder = self._recorder, self._recorder.folder
+        recorder, folder = self._recorder, self._recorder.link.folder
         check_recordable()
-        live = self._timed("census", recorder.census)
+        live = self._timed("census", recorder.subject.census)
         check_override(self._options.override, live.optimizers, self._user_state.members)
         resume = self._options.resume
         adopts = check_resume(self.path, shadow_of(self.path, folder), resume)
@@ -76,29 +77,28 @@ class Resumption:
             self._timed("fetch", sync_newest, self.path, bucket, folder, adopts=adopts)
             check_resume(self.path, shadow_of(self.path, folder), resume)  # of what was there
         for _ in range(_CLAIMED_MEANWHILE_MAX):
-            recorder.standing.look()
+            recorder.link.starter.standing.look()
             try:
                 self._go_on(live, adopts=adopts)
             except Fenced as error:  # what we have loaded is not the newest any more
                 log.info("claimed_meanwhile run=%s: %s", self.path, error)
-                live = recorder.census()
+                live = recorder.subject.census()
             else:
                 return
-        recorder.standing.look()
+        recorder.link.starter.standing.look()
         self._go_on(live, adopts=adopts)
 
     def _go_on(self, live: LiveCensus, *, adopts: bool = False, resumes: bool = True) -> None:
         """Find the newest point, load it, and connect to a shadow that goes on from it."""
-        recorder, folder = self._recorder, self._recorder.folder
-        recorder.versions = [0] * len(live.tensors)
+        recorder, folder = self._recorder, self._recorder.link.folder
         exact = self._options.tuning.residuals == "exact"
-        loaded = live
+        start = Start(0, None, [0] * len(live.tensors))
         for attempt in attempts():
             with attempt:
                 self._timed("find", attempt.find, self.path, folder, exact=exact)
                 if attempt.found is not None:
-                    loaded = self._load(live, attempt.found, resumes=resumes)
-        found, card, live = attempt.found, attempt.card, loaded
+                    start = self._load(live, attempt.found, resumes=resumes)
+        found, card = attempt.found, attempt.card
         if found is None and not resumes:
             raise EverystepError(
                 f"run {self.path}: the turn at step {recorder.step} was left in its midst, and the shadow "
@@ -108,10 +108,11 @@ class Resumption:
         if found is None:
             nothing_found(str(self.path), self._options.resume)
             self._look_ahead(live, resumes=False)
-            self._timed("connect", recorder.connect, live, predecessor=card)
+            self._timed("connect", recorder.connect, start, predecessor=card)
             return
+        live = recorder.subject.live
         if adopts:
-            recorder.standing.point = point_here(self.path, found.line or found.point)
+            start = start._replace(point=point_here(self.path, found.line or found.point))
         try:
             self._look_ahead(live, resumes=True)
             # a shadow's memory is handed on only if it describes exactly what is trained now
@@ -119,7 +120,7 @@ class Resumption:
             self._timed(
                 "connect",
                 recorder.connect,
-                live,
+                start,
                 found=whole,
                 predecessor=card,
                 opening_rng=found.session.rng,
@@ -152,7 +153,7 @@ class Resumption:
             before = self.attach_seconds.get(phase, 0.0)
             self.attach_seconds[phase] = before + time.perf_counter() - began
 
-    def _load(self, live: LiveCensus, found: RestorePoint, *, resumes: bool = False) -> LiveCensus:
+    def _load(self, live: LiveCensus, found: RestorePoint, *, resumes: bool = False) -> Start:
         """Bring live objects to a found point; groups added during the run come back too."""
         recorder = self._recorder
         self._check(found)
@@ -162,8 +163,8 @@ class Resumption:
                 live.keyed, live.census.script, found, self._user_state.members
             )
         if Loader(found, live, self.path).give_back_groups():
-            live = self._timed("census", recorder.census)
-        recorder.versions = self._timed("load", Loader(found, live, self.path).load)
+            live = self._timed("census", recorder.subject.census)
+        versions = self._timed("load", Loader(found, live, self.path).load)
         self._user_state.restore(found.session.state)
         keep_values(live.keyed, compared.kept)
         self._overridden = bool(compared.kept)
@@ -171,9 +172,9 @@ class Resumption:
         self._user_state.metric = found.session.metric
         self._rng = found.session.rng
         self.must_resume = resumes
-        recorder.step, recorder.standing.point = found.point.step, found.line
         self.resumed_from = found.source
-        return self._timed("census", recorder.census)
+        self._timed("census", recorder.subject.census)
+        return Start(found.point.step, found.line, versions)
 
     def _check(self, found: RestorePoint) -> None:
         self._user_state.check(found.session.state)
@@ -191,10 +192,10 @@ class Resumption:
                 hint="attach again to go on from the newest step there is, or use run.rewind",
             )
         assert recorder.tap is not None
-        live = recorder.tap.live
+        live = recorder.tap.record.live
         remove_later_groups(live.census, live.keyed)
         recorder.leave()
-        self._go_on(recorder.census(), resumes=False)
+        self._go_on(recorder.subject.census(), resumes=False)
         log.warning(
             "everystep: run %s: the turn at step %d was left in its midst; training is back at step %d",
             self.path,
@@ -211,7 +212,7 @@ class Resumption:
                 hint="everystep verify lists the steps that are left",
             )
         self._check(found)
-        live = self._recorder.census()
+        live = self._recorder.subject.census()
         Loader(found, live, self.path).check(later_groups=True)
         return found, live
 
@@ -220,10 +221,10 @@ class Resumption:
         recorder = self._recorder
         with contextlib.suppress(ShadowLost):  # one that has died is handed nothing
             self._sealed.wait_for_successor()
-        predecessor = recorder.card()
+        predecessor = recorder.link.card()
         recorder.leave()
-        recorder.standing.go_back()
+        recorder.link.starter.standing.go_back()
         remove_later_groups(found.census, live.keyed)
-        live = self._load(recorder.census(), found)
-        recorder.connect(live, predecessor=predecessor, opening_rng=found.session.rng)
+        start = self._load(recorder.subject.census(), found)
+        recorder.connect(start, predecessor=predecessor, opening_rng=found.session.rng)
         log.info("rewound run=%s step=%d", self.path, recorder.step)

@@ -6,6 +6,7 @@ import time
 
 from everystep.capture.turn import Moment
 from everystep.connection import START_SECONDS, WAIT_SECONDS
+from everystep.core.phases import Phase
 from everystep.errors import EverystepError, LaneTimeout, ShadowLost
 from everystep.lane.control import Answer, AskClose, AskFlush, AskStatus
 from everystep.lane.place import refuse_foreign
@@ -24,14 +25,14 @@ class Sealed:
         self._path = recorder.path
 
     def finish(self) -> bool:
-        """Make everything durable and let the shadow go; True: it is done."""
+        """Make everything durable, and have the shadow end; True: it is done."""
         recorder = self.recorder
         recorder.tell_trouble()  # no seal will
         answer = self.make_durable(AskClose(recorder.step), "close", DURABLE_SECONDS)
         if answer.error:
             raise EverystepError(f"close {self._path} at step {recorder.step}: {answer.error}")
-        if recorder.connection is not None:
-            recorder.connection.shadow.wait_gone(10)
+        if recorder.link.connection is not None:
+            recorder.link.connection.shadow.wait_gone(10)
         return True
 
     def make_durable(
@@ -41,7 +42,7 @@ class Sealed:
         is given the same step. The time that its start takes counts."""
         deadline = time.monotonic() + timeout_seconds
         try:
-            if self.recorder.connection is None:
+            if self.recorder.link.connection is None:
                 self._have_shadow(operation)
             return self._ask(request, operation, deadline)
         except ShadowLost:
@@ -50,16 +51,16 @@ class Sealed:
 
     def _have_shadow(self, operation: str) -> None:
         recorder = self.recorder
-        if recorder.connection is None:
+        if recorder.link.connection is None:
             self._still_sealed(operation)
         recorder.look_after_shadow()
         for _ in range(_SHADOWS_MAX):
-            if recorder.connection is not None or recorder.is_halted:
+            if recorder.link.connection is not None or recorder.link.outage.is_final:
                 break
             self._still_sealed(operation)
-            if not recorder.starter.busy:
-                recorder.starter.begin(recorder.census())
-            recorder.starter.wait()
+            if not recorder.link.starter.busy:
+                recorder.start_beside()
+            recorder.link.starter.wait()
             recorder.look_after_shadow()
 
     def _ask(self, request: AskFlush | AskClose, operation: str, deadline: float) -> Answer:
@@ -67,8 +68,8 @@ class Sealed:
         recorder = self.recorder
         while True:
             self.bring_up_to_date(operation)
-            wait = DurableWait(self._path, operation, recorder.step, recorder.shadow)
-            answer = recorder.ask(request, max(1.0, deadline - time.monotonic()), wait.look)
+            wait = DurableWait(self._path, operation, recorder.step, recorder.link.shadow)
+            answer = recorder.link.ask(request, max(1.0, deadline - time.monotonic()), wait.look)
             if not answer.repair:
                 return answer
             if time.monotonic() > deadline:
@@ -82,22 +83,24 @@ class Sealed:
         """Return when everything sealed so far is in the ring: what is left of a base goes now."""
         recorder = self.recorder
         if recorder.tap is not None:
-            with recorder.or_outgrow():
+            with recorder.boundary.or_replace():
                 recorder.tap.open()
             self._send_base(operation)
-            recorder.tap.land()
+            if recorder.tap is not None:
+                recorder.tap.record.land()
         self.wait_for_successor()
 
     def is_held(self) -> bool:
         """Whether our shadow has the state of the last seal, which training has left since."""
         recorder = self.recorder
-        if recorder.tap is None or not recorder.tap.has_sent_all:
+        tap = recorder.tap
+        if tap is None or tap.phase is not Phase.RECORDING:
             return False
-        recorder.tap.land()
+        tap.record.land()
         self.wait_for_successor()
         deadline = time.monotonic() + START_SECONDS
         while (
-            recorder.ask(AskStatus(exact=True), START_SECONDS).status["shadow_step"]
+            recorder.link.ask(AskStatus(exact=True), START_SECONDS).status["shadow_step"]
             != recorder.step
         ):
             if time.monotonic() > deadline:
@@ -109,41 +112,41 @@ class Sealed:
         """Seal the same step again until a base of it has been sent."""
         recorder = self.recorder
         deadline = time.monotonic() + WAIT_SECONDS
-        while recorder.tap is not None and not recorder.tap.has_sent_all:
-            if recorder.connection is None:
+        while recorder.tap is not None and recorder.tap.phase is not Phase.RECORDING:
+            if recorder.link.connection is None:
                 raise ShadowLost(f"{operation} {self._path}: no shadow at the moment")
             what = f"{operation} {self._path}: a base of step {recorder.step} is sent"
-            recorder.connection.pause(deadline, what)
+            recorder.link.connection.pause(deadline, what)
             self._seal_again(operation)
 
     def _seal_again(self, operation: str) -> None:
         """The same step once more: it sends what the shadow has asked for."""
         recorder = self.recorder
         assert recorder.tap is not None
-        with recorder.or_outgrow(), recorder.tap.awake():
-            recorder.tap.seal(recorder.step, self._still_sealed(operation))
-        if recorder.tap.outgrown:  # it has sent nothing, and never will
-            recorder.change()
+        with recorder.boundary.or_replace():
+            recorder.tap.seal(recorder.step, self._still_sealed(operation), is_awaited=True)
+        if recorder.tap is not None and recorder.tap.phase is Phase.OUTGROWN:
+            recorder.change()  # this tap has sent nothing, and never will
 
     def wait_for_successor(self) -> None:
         """The shadow before speaks for the run until the new one holds its state."""
         recorder = self.recorder
         deadline = time.monotonic() + WAIT_SECONDS
         what = f"run {self._path}: a new shadow is handed the state of step {recorder.step}"
-        while recorder.connection is not None and recorder.card() is None:
-            refuse_foreign(recorder.folder, what)
-            recorder.connection.pause(deadline, what)
+        while recorder.link.connection is not None and recorder.link.card() is None:
+            refuse_foreign(recorder.link.folder, what)
+            recorder.link.connection.pause(deadline, what)
 
     def _still_sealed(self, operation: str) -> Moment:
         """What the last seal said, if training is still there: else nobody can record that step any more."""
         recorder = self.recorder
-        moved_on = recorder.turn.has_moved_on()
+        moved_on = recorder.subject.turn.has_moved_on()
         if moved_on is None:
-            moved_on = recorder.tap is None or recorder.tap.has_moved_on()
-        if moved_on or recorder.turn.sealed is None:
+            moved_on = recorder.tap is None or recorder.tap.seals.has_moved_on()
+        if moved_on or recorder.subject.turn.sealed is None:
             left = (
                 "the step after it has begun"
-                if recorder.turn.sealed
+                if recorder.subject.turn.sealed
                 else "its state could not be kept"
             )
             raise EverystepError(
@@ -152,4 +155,4 @@ class Sealed:
                 hint=f"call {operation} before anything of a step changes weights, buffers or gradients, or "
                 "once it is sealed",
             )
-        return recorder.turn.sealed
+        return recorder.subject.turn.sealed

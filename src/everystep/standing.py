@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,8 +27,17 @@ class Place(NamedTuple):
     known: Known
 
 
+class Start(NamedTuple):
+    """Where training stands when recording begins."""
+
+    step: int
+    point: Point | None  # of the store, which this goes on from
+    versions: Sequence[int]  # of all atoms
+
+
 class Standing:
-    """Owned by the training thread; while a shadow is started beside it, by the thread that starts it."""
+    """Owned by the training thread. The thread that starts a shadow beside it is given a copy, and hands that
+    back (`starter.py`)."""
 
     def __init__(self, run: Path) -> None:
         self._run = run

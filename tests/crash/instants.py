@@ -22,12 +22,15 @@ IN_LOOP: dict[str, tuple[str, list[str]]] = {
     "in backward": ("while", ["torch.autograd:_engine_run_backward"]),
     "in step": ("while", _IN_STEP),
     "in step, nothing moved yet": ("before", _IN_STEP),
-    "gradients copied": ("after", ["everystep.capture.gradient_copies:GradientCopies.send"]),
-    "step done, not said": ("before", ["everystep.capture.tap:Tap._after_step"]),
-    "in seal": ("before", ["everystep.capture.tap:Tap._send_seal"]),
+    "gradients copied": (
+        "after",
+        ["everystep.capture.copying.gradient_copies:GradientCopies.send"],
+    ),
+    "step done, not said": ("before", ["everystep.capture.hooks:StepHooks._after_step"]),
+    "in seal": ("before", ["everystep.capture.seals:SealSender.send"]),
     "slot half written": ("before", ["everystep.format.slot:pack_slot_header"]),
-    "one commit word": ("before", ["everystep.capture.copier:Copier.commit"]),
-    "both commit words": ("after", ["everystep.capture.copier:Copier.commit"]),
+    "one commit word": ("before", ["everystep.capture.copying.copier:Copier.commit"]),
+    "both commit words": ("after", ["everystep.capture.copying.copier:Copier.commit"]),
     "sealed": ("after", ["everystep.capture.tap:Tap.seal"]),
 }
 IN_ATTACH: dict[str, tuple[str, list[str]]] = {
@@ -37,7 +40,7 @@ IN_ATTACH: dict[str, tuple[str, list[str]]] = {
     "before the shadow": ("before", ["everystep.connection:start_shadow"]),
     "shadow starting": ("before", ["everystep.process.spawn:_read_pid"]),
     "shadow started": ("after", ["everystep.connection:start_shadow"]),
-    "hooks installed": ("after", ["everystep.capture.tap:Tap.install"]),
+    "hooks installed": ("after", ["everystep.capture.hooks:StepHooks.install"]),
 }
 PLACES = {**IN_LOOP, **IN_ATTACH}
 

@@ -29,8 +29,8 @@ def _kill_shadow(run: everystep.Run) -> None:
     pid = run.status()["pid"]
     os.kill(pid, signal.SIGKILL)
     recorder = run._recorder
-    assert recorder is not None and recorder.connection is not None
-    wait_until(lambda: not recorder.connection.shadow.alive, "the shadow's end")
+    assert recorder is not None and recorder.link.connection is not None
+    wait_until(lambda: not recorder.link.connection.shadow.alive, "the shadow's end")
 
 
 def test_rewind_while_a_new_shadow_is_starting(tmp_path: Path) -> None:
@@ -46,7 +46,7 @@ def test_rewind_while_a_new_shadow_is_starting(tmp_path: Path) -> None:
     _kill_shadow(run)
     _turns(job, run, 2)  # the first notices, the second has a new shadow started
     recorder = run._recorder
-    assert recorder is not None and recorder.starter.busy
+    assert recorder is not None and recorder.link.starter.busy
     assert run.rewind(3) == 3
     assert job.digest() == digest
     time.sleep(2)  # one that was just starting would have claimed the run by now
@@ -63,7 +63,7 @@ def test_rewind_while_a_new_shadow_is_starting(tmp_path: Path) -> None:
         assert (later.step, fresh.digest()) == (7, digest)
 
 
-def test_a_rewind_that_does_not_fit_lets_go_of_nothing(
+def test_a_rewind_that_does_not_fit_gives_nothing_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job, path = Job("adam"), tmp_path / "run"

@@ -10,13 +10,14 @@ import torch
 
 from everystep.capture.census import take_census
 from everystep.capture.state import UserState
-from everystep.capture.suspicion import Suspicions
+from everystep.capture.subject import Subject
 from everystep.capture.tap import Tap
-from everystep.capture.turn import Moment, OpenTurn
+from everystep.capture.versions import Versions
 from everystep.core.cadence import Rest
 from everystep.core.census import Mode
 from everystep.core.events import Event, Seal
 from everystep.core.geometry import Geometry
+from everystep.core.phases import Phase
 from everystep.format.base import Point, SessionValues, after_seal
 from everystep.format.entry import frame_entry
 from everystep.format.log import LoggedRecord
@@ -38,7 +39,10 @@ class Desk:
     """Records a job, as `attach` would; `seal` ends a step and lets the shadow take it in."""
 
     def __init__(self, job: Job, *, log: bool = True) -> None:
-        self.live = take_census(job.model, job.optimizer, log=log)
+        self._subject = Subject(
+            job.model, job.optimizer, UserState(job.state), log=log, override=()
+        )
+        self.live = self._subject.census()
         self._memory = SharedMemory.create(_GEOMETRY.bytes, "desk")
         self._ring = RingWriter(self._memory, _GEOMETRY, nonce=5)
         self.replica = Replica(self.live.census, None)
@@ -52,33 +56,28 @@ class Desk:
         for index, spec in enumerate(self.live.census.optimizers):
             if spec.mode is Mode.REPLAY:
                 self.intake.state.advances[index] = Advance(self.live.census, self.replica)
-        self._state = UserState(job.state)
-        turn = OpenTurn()
-        turn.begin(Moment.now(self._state, self.live))
+        self._subject.turn.begin(self._subject.moment())
         self.tap = Tap(
-            self.live,
+            self._subject,
             self._ring,
-            self._state,
             step=0,
-            turn=turn,
-            suspicions=Suspicions(),
-            versions=[0] * len(self.live.tensors),
+            versions=Versions([0] * len(self.live.tensors)),
             guard=lambda work: work,
             may_wait=self._take_in,
             rest=Rest(1),
             budget_percent=5.0,
             fingerprint_every=1,
         )
-        self.tap.install()
-        self.tap.states.queue_base(fresh=True)
+        self.tap.hooks.install()
+        self.tap.record.bases.add(fresh=True)
         self.seal(0)
 
     def seal(self, step: int) -> None:
-        self.tap.seal(step, Moment.now(self._state, self.live))
-        self.tap.land()  # a device's copies are done when it says so
-        if self.tap.copier.sides and torch.cuda.is_initialized():
+        self.tap.seal(step, self._subject.moment())
+        self.tap.record.land()  # a device's copies are done when it says so
+        if self.tap.record.copier.sides and torch.cuda.is_initialized():
             torch.cuda.synchronize()
-        assert self.tap.flowing and not self.tap.outgrown
+        assert self.tap.phase is Phase.RECORDING
         self._take_in()
         assert self.intake.step == step and self.intake.state.repairs == 0
 

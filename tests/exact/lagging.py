@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from everystep.capture import copier
+from everystep.capture.copying import copier
 from everystep.device.copy_stream import STAGING_BYTES
-from everystep.recorder import Recorder
+from everystep.link import Link
 
 
 class LaggingSide:
@@ -107,13 +107,13 @@ def use_lagging_sides(monkeypatch: Any, seed: int, eagerness: float) -> list[Lag
         made.append(LaggingSide(seed + len(made), eagerness))
         return {torch.device("cpu"): made[-1]}
 
-    asked = Recorder.ask
+    asked = Link.ask
 
-    def ask(self: Recorder, *args: Any) -> Any:
+    def ask(self: Link, *args: Any) -> Any:
         for side in made:  # while the host waits, a device goes on working
             side.close()
         return asked(self, *args)
 
     monkeypatch.setattr(copier, "open_sides", open_sides)
-    monkeypatch.setattr(Recorder, "ask", ask)
+    monkeypatch.setattr(Link, "ask", ask)
     return made

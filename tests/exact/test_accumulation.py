@@ -203,7 +203,7 @@ def test_gradients_that_the_loop_discards_are_not_sent(tmp_path: Path) -> None:
             optimizer.zero_grad()
             model(torch.randn(2, 64)).square().mean().backward()
             optimizer.step()
-            sent.append(run._recorder.tap.outbox.bytes_sent)
+            sent.append(run._recorder.tap.record.outbox.bytes_sent)
     each = [b - a for a, b in pairwise(sent)]
     assert each[0] > 2 * each[-1] * 0.9 and len(set(each[2:])) == 1, each
 

@@ -95,7 +95,7 @@ def test_only_the_last_micro_batch_leaves(tmp_path: Path) -> None:
     assert status["early_tap"] == ["armed"] and status["repairs"] == 0
 
 
-def test_letting_go_takes_the_hooks_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dropping_takes_the_hooks_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While nothing is recorded, backward runs none of ours; with the next base they are back."""
     use_lagging_sides(monkeypatch, SEED, eagerness=1.0)
     monkeypatch.setattr(LaggingSide, "stall_seconds", property(lambda self: float(self._queued)))
@@ -112,7 +112,7 @@ def test_letting_go_takes_the_hooks_away(tmp_path: Path, monkeypatch: pytest.Mon
         for step in training.steps(LATER + 4):
             if step == LATER:
                 assert hooked()
-                training._recorder.tap.let_go()
+                training._recorder.tap.record.drop()
                 assert not hooked()
             if step == LATER + 2:
                 training.flush(60)

@@ -16,8 +16,8 @@ from torch import nn
 
 import everystep
 from everystep.capture.census import LiveCensus
-from everystep.capture.suspicion import Suspicions
-from everystep.capture.watch import Watch
+from everystep.capture.watching.suspicion import Suspicions
+from everystep.capture.watching.watch import Watch
 
 from .compare import freeze
 from .lagging import use_lagging_sides
@@ -185,7 +185,7 @@ def test_an_edit_that_nobody_announced(
 ) -> None:
     """On a GPU only hints tell of edits, and a write through `.data` leaves none."""
     use_lagging_sides(monkeypatch, seed=3, eagerness=0.3)
-    monkeypatch.setattr("everystep.capture.tap.Watch", BlindWatch)
+    monkeypatch.setattr("everystep.capture.record.Watch", BlindWatch)
     model, optimizer = build()
     with everystep.attach(
         model,

@@ -15,7 +15,7 @@ from torch import nn, optim
 
 import everystep
 from everystep.capture.outbox import Outbox
-from everystep.capture.tap import Tap
+from everystep.capture.seals import SealSender
 from everystep.errors import UsageError
 
 from .compare import freeze, same
@@ -81,11 +81,11 @@ def in_state_dict_with_an_error(job: Job, _: pytest.MonkeyPatch) -> None:
 
 
 def before_the_seal_is_sent(_: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    once(Tap, "_send_seal", monkeypatch, after=False)
+    once(SealSender, "send", monkeypatch, after=False)
 
 
 def after_the_seal_was_sent(_: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    once(Tap, "_send_seal", monkeypatch, after=True)
+    once(SealSender, "send", monkeypatch, after=True)
 
 
 def before_the_slot_is_published(_: Job, monkeypatch: pytest.MonkeyPatch) -> None:

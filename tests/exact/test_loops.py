@@ -121,7 +121,7 @@ def test_close_does_not_record_a_broken_turn_under_the_step_before(tmp_path: Pat
                 run.flush(60)
                 kill_shadow(run)
             if step == 3:
-                run._recorder.starter.wait()
+                run._recorder.link.starter.wait()
             seen[step] = freeze(job.turn(step))
             if step == 3:
                 raise ZeroDivisionError

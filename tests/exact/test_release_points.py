@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from everystep.capture.release_points import points_outside, release_points
+from everystep.capture.copying.release_points import points_outside, release_points
 
 
 class Net(nn.Module):

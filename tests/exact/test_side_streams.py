@@ -12,8 +12,8 @@ import torch
 from torch import nn, optim
 
 import everystep
-from everystep.capture import state_copies
-from everystep.capture.fingerprints import FingerprintSender
+from everystep.capture.copying import state_copies
+from everystep.capture.watching.fingerprints import FingerprintSender
 
 from .harness import SEED, Job, look, same, seed_all, unbroken
 from .lagging import LaggingSide, use_lagging_sides

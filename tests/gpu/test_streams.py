@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from everystep.capture.copier import Copier
+from everystep.capture.copying.copier import Copier
 from everystep.core.census import Atom, Census, Mode, OptimizerSpec, gradient_layout
 from everystep.core.geometry import Geometry
 from everystep.device.copy_stream import STAGING_BYTES, CudaCopyStream

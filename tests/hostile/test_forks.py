@@ -145,8 +145,8 @@ def test_a_ring_that_another_process_wrote_into_is_replaced(
             time.sleep(0.02 if step > 4 else 0)  # a new shadow takes a second
             if step == 3:
                 recorder = run._recorder
-                assert recorder is not None and recorder.connection is not None
-                ring = recorder.connection.ring
+                assert recorder is not None and recorder.link.connection is not None
+                ring = recorder.link.connection.ring
                 other = RingWriter.__new__(RingWriter)
                 other.__dict__.update(ring.__dict__)
                 assert other.take() is not None

@@ -101,8 +101,8 @@ def test_no_pidfd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     training = everystep.attach(net, sgd(net), run=run)
     assert training.step == STEPS and training.status()["resumed_from"] == "shadow"
     recorder = training._recorder
-    assert recorder is not None and recorder.connection is not None
-    shadow = recorder.connection.shadow
+    assert recorder is not None and recorder.link.connection is not None
+    shadow = recorder.link.connection.shadow
     assert shadow.alive
     os.kill(shadow.pid, 9)
     assert shadow.wait_gone(30) and not shadow.alive

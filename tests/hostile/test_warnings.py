@@ -118,7 +118,7 @@ def test_a_shadow_that_stands_still_is_told_while_a_base_is_sent(
     monkeypatch.setattr(connection, "WAIT_SECONDS", 1.0)
     training = Training(tmp_path / "run")
     pid = training.run.status()["pid"]
-    link = training.run._recorder.connection
+    link = training.run._recorder.link.connection
     os.kill(pid, signal.SIGSTOP)
     try:
         deadline = time.monotonic() + 1.0
@@ -159,9 +159,9 @@ def test_recording_that_slows_training_down(
 ) -> None:
     plain = Tap.seal
 
-    def slow(*given: object) -> None:
+    def slow(*given: object, **named: object) -> None:
         time.sleep(0.01)
-        plain(*given)  # type: ignore[arg-type]
+        plain(*given, **named)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Tap, "seal", slow)
     training = Training(tmp_path / "run", overhead_budget_percent=20.0)

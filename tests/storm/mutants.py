@@ -87,7 +87,7 @@ _MOVED_WITH = "    return card if card is not None else _moved_with(run)"
 MUTANTS = [
     Mutant(
         "the inner of two nested calls counts",
-        "capture/nesting.py",
+        "capture/hooks.py",
         '                outer = index_of.get(id(frame.f_locals["args"][0]), outer)',
         "                outer = None",
     ),
@@ -99,7 +99,7 @@ MUTANTS = [
     ),
     Mutant(
         "slots are watched by version alone",
-        "capture/slot_digests.py",
+        "capture/watching/slot_digests.py",
         "        if now == self._digests:",
         "        if True:",
     ),
@@ -112,19 +112,19 @@ MUTANTS = [
     ),
     Mutant(
         "break and steps again repeat the turn",
-        "session.py",
-        "            if calls or self._recorder is None:\n                self._seal()",
+        "turns.py",
+        "            if calls:\n                self._seal()",
         "            pass",
     ),
     Mutant(
         "weights edited outside a step are not noticed",
-        "capture/watch.py",
+        "capture/watching/watch.py",
         "            if mark != self._marks[atom]:",
         "            if False:",
     ),
     Mutant(
         "slots edited outside a step are not noticed",
-        "capture/watch.py",
+        "capture/watching/watch.py",
         "        if before.still_holds(optimizer):",
         "        if True:",
     ),
@@ -160,21 +160,21 @@ MUTANTS = [
     ),
     Mutant(
         "the seal has no user state after the first",
-        "capture/tap.py",
-        '            state=state if state != self._last_state else b"",',
-        '            state=b"" if self._last_state else state,',
+        "capture/seals.py",
+        '            state=state if state != said.state else b"",',
+        '            state=b"" if said.state else state,',
     ),
     Mutant(
         "the seal has no group values after the first",
-        "capture/tap.py",
+        "capture/seals.py",
         'g if g != old else b"" for g, old in zip(',
         'b"" if old else g for g, old in zip(',
     ),
     Mutant(
         "the seal has the random states of the step before",
-        "capture/tap.py",
+        "capture/seals.py",
         "        rng, state, groups = moment\n",
-        "        rng, state, groups = moment\n        rng = self._last_rng or rng\n",
+        "        rng, state, groups = moment\n        rng = said.rng or rng\n",
     ),
     Mutant(
         "random states are not restored",
@@ -184,8 +184,8 @@ MUTANTS = [
     ),
     Mutant(
         "break does not seal a finished step",
-        "session.py",
-        "        elif self._recorder is not None and self._recorder.turn.calls:",
+        "turns.py",
+        "        elif self._recorder.subject.turn.calls:",
         "        elif False:",
     ),
     Mutant(
@@ -222,14 +222,13 @@ MUTANTS = [
         "calls are not counted once a shadow was lost",
         "recorder.py",
         "            self.tap.remove()\n            self.tap = None\n",
-        "            self.tap.remove()\n            self.tap = None\n            self.turn.end()\n",
+        "            self.tap.remove()\n            self.tap = None\n            self.subject.turn.end()\n",
     ),
     Mutant(
         "a step recorded after its seal has the random states of that time",
         "sealed.py",
-        "            recorder.tap.seal(recorder.step, self._still_sealed(operation))\n",
-        "            now = Moment.now(recorder._user_state, recorder.live)\n"
-        "            recorder.tap.seal(recorder.step, now)\n",
+        "recorder.tap.seal(recorder.step, self._still_sealed(operation), is_awaited=True)",
+        "recorder.tap.seal(recorder.step, recorder.subject.moment())",
     ),
     Mutant(
         "state under keys that are no parameters does not come back",
@@ -267,7 +266,7 @@ MUTANTS = [
     ),
     Mutant(
         "a turn that an exception left is not taken back",
-        "session.py",
+        "turns.py",
         "        elif self.turn is not Turn.SEALED or calls:\n            self._take_back()\n",
         "",
     ),
@@ -298,7 +297,7 @@ MUTANTS = [
     ),
     Mutant(
         "slots that lie the other way round are not watched",
-        "capture/slot_digests.py",
+        "capture/watching/slot_digests.py",
         "        and not value.is_conj()\n",
         "        and value.is_contiguous()\n        and not value.is_conj()\n",
     ),
@@ -311,13 +310,13 @@ MUTANTS = [
     ),
     Mutant(
         "a step that draws random numbers is replayed",
-        "capture/tap.py",
+        "capture/hooks.py",
         "        return spec.foreign and capture_rng() != self._rng_before",
         "        return False",
     ),
     Mutant(
         "a user's step that takes a closure is replayed",
-        "capture/tap.py",
+        "capture/hooks.py",
         "                len(args) > 1 or kwargs\n",
         "                False\n",
     ),
@@ -368,20 +367,20 @@ MUTANTS = [
     Mutant(
         "residuals of groups that were given back do not come back",
         "resuming.py",
-        """            live = self._timed("census", recorder.census)\n        recorder""",
-        "            pass\n        recorder",
+        """            live = self._timed("census", recorder.subject.census)\n        versions""",
+        "            pass\n        versions",
     ),
     Mutant(
         "a shadow that is started while training is rewound claims the run for the line that was left",
         "recorder.py",
-        "        self.drop()\n        self.starter.abandon()\n",
+        "        self.drop()\n        self.link.starter.abandon()\n",
         "        self.drop()\n",
     ),
     Mutant(
         "a step counts whose seal was interrupted",
         "recorder.py",
-        "                self.step -= 1\n",
-        "                pass\n",
+        "            self.step -= 1\n",
+        "            pass\n",
     ),
     Mutant(
         "residuals of param groups that a broken turn added stay",
@@ -398,12 +397,12 @@ MUTANTS = [
     Mutant(
         "a step that is sealed again has the versions of the next one",
         "capture/tap.py",
-        "        self._begin(step)  # sealed again",
+        "        record.begin(step)  # sealed again",
         "        pass  # sealed again",
         also=(
             Change(
                 "capture/tap.py",
-                "            self.states.forget()  # all of it goes with the base\n",
+                "            record.states.forget()  # all of it goes with the base\n",
                 "",
             ),
         ),

@@ -16,7 +16,7 @@ import everystep
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
 FILE_LINES_MAX, FUNCTION_LINES_MAX, README_LINES_MAX = 500, 70, 150
-BOUNDARIES = {"recorder.py", "process.py", "beside.py", "__main__.py"}
+BOUNDARIES = {"boundary.py", "process.py", "beside.py", "__main__.py"}
 
 
 def test_public_names_are_frozen() -> None:
@@ -120,6 +120,21 @@ def test_the_role_of_a_shadow_changes_in_one_place() -> None:
                 if any(n.attr == "role" and isinstance(n.ctx, ast.Store) for n in stored):
                     places.append((path.name, function.name))
     assert places == [("succession.py", "__init__"), ("succession.py", "happens")]
+
+
+def test_phases_change_in_one_place() -> None:
+    """What assigns a phase elsewhere goes around the table of `core/phases.py`."""
+    pattern = re.compile(r"\.phase\b\s*(?:=[^=]|,.*=[^=])")
+    found = [
+        (path.name, line.strip())
+        for path in SOURCES
+        for line in path.read_text().splitlines()
+        if pattern.search(line)
+    ]
+    assert found == [
+        ("record.py", "self.phase = Phase.OPENING"),
+        ("record.py", "before, self.phase = self.phase, advance(self.phase, cause)"),
+    ]
 
 
 def test_no_pickle() -> None:

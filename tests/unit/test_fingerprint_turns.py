@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from everystep.capture.census import take_census
-from everystep.capture.fingerprints import FingerprintSender
+from everystep.capture.watching.fingerprints import FingerprintSender
 from everystep.core.pace import fingerprint_shares
 
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch
 from exact.lagging import LaggingSide
 
-from everystep.capture.gradient_copies import GradientCopies
-from everystep.capture.in_flight import InFlightBuffers
+from everystep.capture.copying.gradient_copies import GradientCopies
+from everystep.capture.copying.in_flight import InFlightBuffers
 from everystep.core.census import Atom, Census, Mode, OptimizerSpec, gradient_layout
 
 

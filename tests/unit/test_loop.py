@@ -26,7 +26,7 @@ class Counter:
             self.sealed.append(self.step)
             self.step += 1
 
-    def begin_again(self) -> None:
+    def resume(self) -> None:
         self.turn = Turn.SEALED  # taken back
 
     def steps(self, total: int) -> Steps:

@@ -11,62 +11,66 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 
 from everystep.core.pace import FIRST_SLICE_BYTES, next_slice_bytes, steps_left
 from everystep.core.release import release_plan
-from everystep.core.schedule import Phase, Schedule, cut, plan_offload
+from everystep.core.schedule import Schedule, Stretch, cut, plan_offload
 
 INSTANCES = int(os.environ.get("EVERYSTEP_INSTANCES", "20"))  # 200 for the full run
 SIZES = st.lists(st.integers(1, 400), min_size=1, max_size=20)
 PHASES = st.lists(
-    st.builds(Phase, st.integers(0, 1500), st.integers(0, 1500)), min_size=2, max_size=6
+    st.builds(Stretch, st.integers(0, 1500), st.integers(0, 1500)), min_size=2, max_size=6
 )
 
 
 @settings(max_examples=300)
-@given(sizes=SIZES, phases=PHASES, data=st.data())
-def test_no_phase_is_overloaded(sizes: list[int], phases: list[Phase], data: st.DataObject) -> None:
-    update = data.draw(st.integers(1, len(phases) - 1))
-    plan = plan_offload(sizes, phases, update)
+@given(sizes=SIZES, stretches=PHASES, data=st.data())
+def test_no_stretch_is_overloaded(
+    sizes: list[int], stretches: list[Stretch], data: st.DataObject
+) -> None:
+    update = data.draw(st.integers(1, len(stretches) - 1))
+    plan = plan_offload(sizes, stretches, update)
     assert sorted([*plan.live, *plan.snapshot, *plan.late]) == list(range(len(sizes)))
-    for number, phase in enumerate(phases):
-        here = sum(size for size, at in zip(sizes, plan.phase_of, strict=True) if at == number)
-        assert here <= phase.link_bytes
+    for number, stretch in enumerate(stretches):
+        here = sum(size for size, at in zip(sizes, plan.stretch_of, strict=True) if at == number)
+        assert here <= stretch.link_bytes
         if number >= update:  # snapshots lie in memory from the update until they are offloaded
             kept = sum(
                 size
-                for size, at in zip(sizes, plan.phase_of, strict=True)
-                if number <= at < len(phases)
+                for size, at in zip(sizes, plan.stretch_of, strict=True)
+                if number <= at < len(stretches)
             )
-            assert kept <= phase.free_bytes
+            assert kept <= stretch.free_bytes
     if plan.late:  # a piece is late only if nothing takes it
         smallest = min(sizes[i] for i in plan.late)
         spent = [
-            sum(s for s, at in zip(sizes, plan.phase_of, strict=True) if at == n)
+            sum(s for s, at in zip(sizes, plan.stretch_of, strict=True) if at == n)
             for n in range(update)
         ]
-        assert all(p.link_bytes - used < smallest for p, used in zip(phases, spent, strict=False))
+        assert all(
+            p.link_bytes - used < smallest for p, used in zip(stretches, spent, strict=False)
+        )
 
 
-def least_seconds(sizes: list[int], phases: list[Phase], update: int) -> float:
-    """The integer programme: a binary for each piece and phase, the last phase meaning "late".
+def least_seconds(sizes: list[int], stretches: list[Stretch], update: int) -> float:
+    """The integer programme: a binary for each piece and stretch, the last stretch meaning "late".
 
     In units of link bytes, waiting included. The solver's bound is taken: where its time is up it is
     below the optimum, never above.
     """
-    pieces, slots = len(sizes), len(phases) + 1
+    pieces, slots = len(sizes), len(stretches) + 1
     cost = np.zeros((pieces, slots))
     cost[:, -1] = sizes
     rows, upper = [], []
-    for number, phase in enumerate(phases):
+    for number, stretch in enumerate(stretches):
         row = np.zeros((pieces, slots))
         row[:, number] = sizes
         rows.append([*row.ravel(), 0])
-        upper.append(phase.link_bytes)
+        upper.append(stretch.link_bytes)
         if number >= update:
             row = np.zeros((pieces, slots))
-            row[:, number : len(phases)] = np.array(sizes)[:, None]
+            row[:, number : len(stretches)] = np.array(sizes)[:, None]
             rows.append([*row.ravel(), 0])
-            upper.append(phase.free_bytes)
+            upper.append(stretch.free_bytes)
     once = np.hstack([np.kron(np.eye(pieces), np.ones(slots)), np.zeros((pieces, 1))])
-    unavoidable = sum(phase.link_bytes for phase in phases)
+    unavoidable = sum(stretch.link_bytes for stretch in stretches)
     answer = milp(
         [*cost.ravel(), unavoidable],
         integrality=np.ones(pieces * slots + 1),
@@ -80,18 +84,21 @@ def least_seconds(sizes: list[int], phases: list[Phase], update: int) -> float:
     return float(answer.mip_dual_bound)
 
 
-def random_instance(chance: np.random.Generator) -> tuple[list[int], list[Phase], int]:
+def random_instance(chance: np.random.Generator) -> tuple[list[int], list[Stretch], int]:
     """State of about the size of what an iteration can take: where choosing well matters."""
     forward, backward = int(chance.integers(1, 3)), int(chance.integers(1, 4))
-    phases = [
-        Phase(int(chance.integers(50, 400)), int(chance.integers(0, 300)))
+    stretches = [
+        Stretch(int(chance.integers(50, 400)), int(chance.integers(0, 300)))
         for _ in range(forward + backward + 2)
     ]
-    tensors, wanted = [], chance.uniform(0.5, 1.3) * sum(phase.link_bytes for phase in phases)
+    tensors, wanted = (
+        [],
+        chance.uniform(0.5, 1.3) * sum(stretch.link_bytes for stretch in stretches),
+    )
     while sum(tensors) < wanted:
         tensors.append(int(chance.integers(5, 200)))
     sizes = [size for _, _, size in cut(tensors, 32)]
-    return sizes, phases, forward + backward
+    return sizes, stretches, forward + backward
 
 
 def test_within_five_percent_of_the_optimum() -> None:
@@ -99,10 +106,10 @@ def test_within_five_percent_of_the_optimum() -> None:
     chance = np.random.default_rng(20260131)
     ratios = []
     for _ in range(INSTANCES):
-        sizes, phases, update = random_instance(chance)
-        plan = plan_offload(sizes, phases, update)
-        greedy = sum(phase.link_bytes for phase in phases) + sum(sizes[i] for i in plan.late)
-        exact = least_seconds(sizes, phases, update)
+        sizes, stretches, update = random_instance(chance)
+        plan = plan_offload(sizes, stretches, update)
+        greedy = sum(stretch.link_bytes for stretch in stretches) + sum(sizes[i] for i in plan.late)
+        exact = least_seconds(sizes, stretches, update)
         assert greedy >= exact - 1e-6
         ratios.append(greedy / exact)
     print(f"greedy / exact: worst {max(ratios):.4f}, mean {np.mean(ratios):.4f}")
@@ -110,13 +117,13 @@ def test_within_five_percent_of_the_optimum() -> None:
 
 
 def test_nothing_is_snapshotted_when_everything_fits_before_the_step() -> None:
-    plan = plan_offload([10, 20, 30], [Phase(70, 0), Phase(5, 100)], 1)
+    plan = plan_offload([10, 20, 30], [Stretch(70, 0), Stretch(5, 100)], 1)
     assert plan == Schedule([0, 0, 0], 1, 2) and not plan.snapshot and not plan.late
 
 
 def test_only_what_does_not_fit_is_snapshotted_and_memory_wins_over_time() -> None:
-    phases = [Phase(50, 0), Phase(100, 20)]
-    plan = plan_offload([30, 20, 20, 20], phases, 1)
+    stretches = [Stretch(50, 0), Stretch(100, 20)]
+    plan = plan_offload([30, 20, 20, 20], stretches, 1)
     assert [len(part) for part in (plan.live, plan.snapshot, plan.late)] == [2, 1, 1]
 
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from everystep.capture import suspicion
 from everystep.capture.census import take_census
-from everystep.capture.state_stamp import StateStamp
-from everystep.capture.suspicion import Suspicions
-from everystep.capture.watch import Watch
+from everystep.capture.watching import suspicion
+from everystep.capture.watching.state_stamp import StateStamp
+from everystep.capture.watching.suspicion import Suspicions
+from everystep.capture.watching.watch import Watch
 
 
 def stepped() -> tuple[nn.Module, torch.optim.Optimizer]:

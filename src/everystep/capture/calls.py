@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 import torch
 
 from everystep.capture.census import LiveCensus, kind_of_gradient
-from everystep.capture.copier import Copier
-from everystep.capture.early import EarlyTap, Guard, hooked_members
-from everystep.capture.lifetime import GradientLifetime
-from everystep.capture.outbox import LetGo, Outbox
+from everystep.capture.copying.copier import Copier
+from everystep.capture.copying.early import EarlyTap, Guard, hooked_members
+from everystep.capture.copying.lifetime import GradientLifetime
+from everystep.capture.outbox import Outbox, RingFull
 from everystep.capture.states import StateSender
+from everystep.capture.versions import Versions
 from everystep.core.census import ALIGN_BYTES, Mode, gradient_layout
 from everystep.core.events import AMP_BYTES, AmpName, Call, pack_presence
 from everystep.core.pace import costs_too_much, early_pays
@@ -36,7 +37,8 @@ class _Presence(NamedTuple):
 
 
 class CallLog:
-    """Owned by the training thread. `may_go_early` says whether the record is open for gradients."""
+    """Owned by the training thread. `records`: whether a step is open for gradients; `rebase` has all state
+    sent again, because what was logged cannot be trusted."""
 
     def __init__(
         self,
@@ -44,10 +46,11 @@ class CallLog:
         outbox: Outbox,
         copier: Copier,
         states: StateSender,
-        versions: list[int],
+        versions: Versions,
         *,
         guard: Guard,
-        may_go_early: Callable[[], bool],
+        records: Callable[[], bool],
+        rebase: Callable[[None], None],
         budget_percent: float,
     ) -> None:
         self._live = live
@@ -56,7 +59,7 @@ class CallLog:
         self._states = states
         self._versions = versions
         self._guard = guard
-        self._may_go_early = may_go_early
+        self._records, self._rebase = records, rebase
         self._budget_percent = budget_percent
         self._layouts = [gradient_layout(live.census, i) for i in range(len(live.optimizers))]
         self._atoms = [spec.atoms for spec in live.census.optimizers]
@@ -69,7 +72,6 @@ class CallLog:
         self._stall_before, self._looked_at = 0.0, 0
         self._pending: tuple[Call, tuple[int, ...]] | None = None  # and atoms that have a gradient
         self.early_gradients = 0  # that left during backward
-        self.rebases = 0  # because what was logged could not be trusted
 
     @property
     def gradient_bytes(self) -> int:
@@ -89,7 +91,7 @@ class CallLog:
         presence = self._presence(index, list(map(is_not, gradients, repeat(None))))
         there = list(compress(gradients, presence.present))
         if not self.lifetime.look(index, there):
-            self._base_everything()  # the last record may hold what was written into them since
+            self._rebase(None)  # the last record may hold what was written into them since
         if list(map(kind_of_gradient, there)) != presence.kinds:
             self._states.unlogged.update(atoms)
         gone = self._early[index].take(gradients) if index in self._early else set()
@@ -106,7 +108,7 @@ class CallLog:
         self.early_gradients += len(gone)
         amp = self._send_amp(index, at + layout.bytes)
         self._copier.state.send()
-        without = gone | self._places(atoms, self._states.baseless)
+        without = gone | self._places(atoms, self._states.bases.baseless)
         if without:
             gradients = [None if i in without else g for i, g in enumerate(gradients)]
         self._copier.gradients.send(self._outbox.address(at), index, layout, gradients)
@@ -119,11 +121,9 @@ class CallLog:
         if self._pending is not None:
             (call, atoms), self._pending = self._pending, None
             self._outbox.add(call)
-            target = self._states.target
-            for atom in atoms:
-                self._versions[atom] = target
+            self._versions.change(atoms, self._states.target)
         if index in self._early and not self._early[index].end_step():
-            self._base_everything()
+            self._rebase(None)
         self.lifetime.after_step(index)
 
     def skip(self, index: int) -> None:
@@ -144,7 +144,9 @@ class CallLog:
         self._copier.in_flight.grow_old()
         for early in self._early.values():
             early.forget_step()  # a backward without a step leads nowhere
-        if self._states.atoms_left:  # what a base makes training wait for says nothing of gradients
+        if (
+            self._states.bases.atoms_left
+        ):  # what a base makes training wait for says nothing of gradients
             self._stall_before, self._looked_at = self._copier.stall_seconds, step
         elif step - self._looked_at >= _EARLY_LOOK_EVERY and self._copier.sides:
             self._looked_at = step
@@ -189,10 +191,6 @@ class CallLog:
                 at += ALIGN_BYTES
         return found
 
-    def _base_everything(self) -> None:
-        self.rebases += 1
-        self._states.queue_base(range(len(self._versions)))
-
     # ------------------------------------------------------------------ gradients ahead of the call
 
     def _consider_early_tap(self) -> None:
@@ -223,12 +221,12 @@ class CallLog:
 
     def _make_early_room(self, index: int) -> int | None:
         """Where gradients may go that are final before the step; None: not now."""
-        if not self._may_go_early() or self._states.baseless:
+        if not self._records() or self._states.bases.baseless:
             return None
         document = len(self.groups(index)) + len(self._parameters[index]) + _EARLY_SLACK_BYTES
         try:
             at = self._outbox.room(self._layouts[index].bytes + AMP_BYTES, document)
-        except LetGo:
+        except RingFull:
             return None  # the step will find the same, and say so
         self._early_room[index] = (self._outbox.ticket, at, document)
         return self._outbox.address(at)

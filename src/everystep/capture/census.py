@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 from everystep.capture.groups import GroupValues
 from everystep.capture.names import logical_names, walk
 from everystep.capture.refusals import check_atom, check_optimizers, named
-from everystep.capture.state_stamp import check_slots
+from everystep.capture.watching.state_stamp import check_slots
 from everystep.compression.compressor import residuals_of
 from everystep.core.census import (
     Atom,
@@ -212,7 +212,7 @@ def _atoms(models: Models) -> tuple[list[Atom], list[torch.Tensor]]:
 
 
 def _add_residuals(atoms: list[Atom], tensors: list[torch.Tensor], atom_of: dict[int, int]) -> None:
-    """What compression with feedback holds back is state too, one tensor for each parameter."""
+    """The residuals of compression with feedback are state too, one tensor for each parameter."""
     for parameter, residual in residuals_of(list(tensors)).items():
         owner = atoms[atom_of[id(parameter)]]
         name = f"{owner.name}.residual"
@@ -274,7 +274,7 @@ def _optimizer_spec(
 def _with_twins(
     specs: list[OptimizerSpec], optimizers: list[torch.optim.Optimizer]
 ) -> tuple[list[OptimizerSpec], dict[float, bytes]]:
-    """Let each optimizer that the shadow redoes have the twin that gives its bits, if there is one."""
+    """Let each optimizer that the shadow replays have the twin that gives its bits, if there is one."""
     powers: dict[float, bytes] = {}
     for index, (spec, optimizer) in enumerate(zip(specs, optimizers, strict=True)):
         if spec.mode is Mode.REPLAY:
@@ -303,4 +303,4 @@ def _exactness(specs: list[OptimizerSpec], tensors: list[torch.Tensor]) -> tuple
     if any(tensors[a].device.type != "cpu" for a in replayed):
         why = next(s.why for s in specs if s.mode is Mode.REPLAY and not s.twins)
         return "bounded", f"steps are replayed on the CPU: {why}"
-    return "exact", "every step is redone bit for bit"
+    return "exact", "every step is replayed bit for bit"

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from everystep.capture.state_stamp import has_other_keys
+from everystep.capture.watching.state_stamp import has_other_keys
 from everystep.errors import UnsupportedState
 from everystep.format import values
 from everystep.format.optimizer import encode_values
@@ -164,5 +164,5 @@ class _DeviceTensors:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Keep nothing alive that the optimizer has let go."""
+        """Keep nothing alive that the optimizer has dropped."""
         self._known = {i: known for i, known in self._known.items() if i in self._seen}

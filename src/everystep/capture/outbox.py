@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from everystep.capture.copier import Copier
+from everystep.capture.copying.copier import Copier
 from everystep.core.census import align
 from everystep.core.dtypes import tensor_bytes
 from everystep.core.events import Edit, Event
@@ -21,15 +21,15 @@ _EVENT_BYTES = 96  # upper bound of an event without its byte strings and names
 _PIECE_BYTES_MIN = 4096
 
 
-class LetGo(Exception):
-    """No slot is free and the trainer may not wait: records are let go from here on."""
+class RingFull(Exception):
+    """No slot is free and the trainer may not wait: records are dropped from here on."""
 
 
-class OrLetGo:
+class OrDrop:
     """Around what may find the ring full."""
 
-    def __init__(self, let_go: Callable[[], None]) -> None:
-        self._let_go = let_go
+    def __init__(self, drop: Callable[[], None]) -> None:
+        self._drop = drop
 
     def __enter__(self) -> None:
         pass
@@ -37,11 +37,11 @@ class OrLetGo:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: object
     ) -> bool:
-        if not isinstance(error, LetGo):
+        if not isinstance(error, RingFull):
             return False
         # a traceback holds frames, and those of the user's step hold its largest tensors
         error.__traceback__ = None
-        self._let_go()
+        self._drop()
         return True
 
 
@@ -58,6 +58,7 @@ class Outbox:
         self._may_wait = may_wait
         self._before_waiting = before_waiting
         self.patient = False  # what is being sent needs more slots than there are
+        self.owes_gap = False  # records are missing, and no slot says so yet
         self._ticket: int | None = None
         self._events: list[Event] = []
         self._document_bytes = 0
@@ -127,15 +128,22 @@ class Outbox:
     def seal(self) -> None:
         self._publish(FLAG_SEALED)
 
-    def abandon(self) -> bool:
-        """Drop the unfinished step and tell the shadow so; False if there is no slot to say it in."""
+    def abandon(self, *, told: bool = False) -> None:
+        """Drop the unfinished record. `told`: a slot is a gap already, which is enough if none is open."""
+        self.owes_gap = not told or self._ticket is not None
+        self.tell_gap()
+
+    def tell_gap(self) -> None:
+        """Tell the shadow that records are missing, once there is a slot to say it in."""
+        if not self.owes_gap:
+            return
         if self._ticket is None:
             self._ticket = self._ring.take()
             if self._ticket is None:
-                return False
+                return
         self._events.clear()
         self._publish(FLAG_GAP)
-        return True
+        self.owes_gap = False
 
     def _left(self) -> int:
         return self._ring.geometry.capacity - self.payload_bytes - self._document_bytes
@@ -164,7 +172,7 @@ class Outbox:
         try:
             while ticket is None:
                 if not self._may_wait(time.perf_counter() - began, self.patient):
-                    raise LetGo
+                    raise RingFull
                 time.sleep(0.0002)
                 ticket = self._ring.take()
         finally:

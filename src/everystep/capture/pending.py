@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Sequence, Set
 from operator import attrgetter
 
 import torch
 
 from everystep.capture.census import LiveCensus
 from everystep.capture.outbox import Outbox
+from everystep.capture.watching.looks import GradientLooks, is_zero
 from everystep.core.events import GRADIENT, Presence, pack_presence
 from everystep.core.pending import Habit, carries_over, learn
 from everystep.core.sizes import size
@@ -29,38 +30,6 @@ log = logging.getLogger("everystep")
 _UNMOVED_BYTES_TOLD = 1 << 20
 _NAMED = 3
 _grad = attrgetter("grad")
-
-
-class GradientLooks:
-    """Which gradients there are, and their versions. Objects are compared: ids are used again."""
-
-    def __init__(self, live: LiveCensus) -> None:
-        found = ((a, live.tensors[a].grad) for a in live.census.parameters)
-        self._seen = {a: (weakref.ref(g), g._version) for a, g in found if g is not None}
-
-    def differing(self, live: LiveCensus) -> Iterator[tuple[int, torch.Tensor | None]]:
-        """Atoms whose gradient was computed, cleared or written, and that gradient."""
-        for atom in live.census.parameters:
-            gradient, (was, version) = live.tensors[atom].grad, self._seen.get(atom, _NOTHING)
-            if gradient is not was() or (gradient is not None and gradient._version != version):
-                yield atom, gradient
-
-    def have_moved_on(self, live: LiveCensus, consumed_by: Set[int]) -> bool:
-        """Whether a record made now would lack gradients that waited, or hold newer ones. Those that an
-        optimizer had consumed may be cleared."""
-        specs = zip(live.census.optimizers, live.optimizers, strict=True)
-        consumed = {a for spec, o in specs if id(o) in consumed_by for a in spec.atoms}
-        return any(
-            atom not in consumed or not (gradient is None or _is_zero(gradient))
-            for atom, gradient in self.differing(live)
-        )
-
-
-def _no_gradient() -> None:
-    """Stands for a reference to none."""
-
-
-_NOTHING: tuple[Callable[[], torch.Tensor | None], int] = (_no_gradient, 0)
 
 
 class PendingGradients:
@@ -125,7 +94,7 @@ class PendingGradients:
     def _send(self, atom: int, gradient: torch.Tensor) -> bool:
         """False: there is nothing in it but zeros, which need no bytes."""
         usual = gradient.dtype is gradient_dtype(self._live.tensors[atom])
-        if usual and gradient.device.type == "cpu" and _is_zero(gradient):
+        if usual and gradient.device.type == "cpu" and is_zero(gradient):
             return False
         self._outbox.tensor(atom, GRADIENT, gradient, stays=False)
         return True
@@ -169,11 +138,3 @@ class PendingGradients:
 
     def _gradients(self, index: int) -> list[torch.Tensor | None]:
         return list(map(_grad, map(self._live.tensors.__getitem__, self._atoms[index])))
-
-
-def _is_zero(gradient: torch.Tensor) -> bool:
-    """In every bit: a negative zero is another number."""
-    if gradient.layout is not torch.strided:
-        return gradient._nnz() == 0
-    flat = gradient.detach().contiguous().view(-1)
-    return not bool(flat.view(torch.uint8).any())

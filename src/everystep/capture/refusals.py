@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 
 from everystep.capture.groups import GroupValues
 from everystep.errors import UnsupportedState, UsageError
@@ -67,4 +69,23 @@ def _tell_of_strangers(key: str, optimizer: torch.optim.Optimizer) -> None:
             f"everystep: optimizer[{key!r}].state holds something of {len(strange)} tensors that are in none "
             "of its param groups: it is not recorded",
             stacklevel=2,
+        )
+
+
+def refuse_many_ranks() -> None:
+    """This version records one process per run."""
+    if dist.is_available() and dist.is_initialized():
+        ranks = dist.get_world_size()
+        if ranks > 1:
+            raise UsageError(
+                f"attach: {ranks} ranks; this version records one process per run",
+                hint="attach with a world size of 1",
+            )
+        return
+    said = os.environ.get("WORLD_SIZE", "")  # by torchrun
+    if said.isdigit() and int(said) > 1:
+        raise UsageError(
+            f"attach: WORLD_SIZE={said} in the environment, but no process group is initialised",
+            hint="call torch.distributed.init_process_group before attach; this version records one rank "
+            "only, so start one process, or unset WORLD_SIZE if this one trains alone",
         )

@@ -12,13 +12,9 @@ from typing import Any, NamedTuple
 import torch
 
 from everystep.capture.census import LiveCensus
-from everystep.capture.pending import GradientLooks
 from everystep.capture.rng import capture_rng
-from everystep.capture.slot_digests import digests_of_slots, digests_of_values
 from everystep.capture.state import UserState
-from everystep.capture.state_stamp import Hints, StateStamp
-
-_BYTES_PER_STEP = 4 << 20  # of weights, and of each optimizer's slots
+from everystep.capture.watching.looks import Looks
 
 
 class Moment(NamedTuple):
@@ -34,43 +30,6 @@ class Moment(NamedTuple):
     def now(cls, user_state: UserState, live: LiveCensus, rng: bytes | None = None) -> Moment:
         groups = tuple(values.encoded() for values in live.group_values)
         return cls(capture_rng() if rng is None else rng, user_state.collect(), groups)
-
-
-class Looks:
-    """How tensors, slots and gradients look at a seal. Writes through `.data` show on the CPU only, in their
-    bytes; elsewhere hints are all there is. Most steps that are not recorded never have to be, so that of
-    what is large a part is looked at, in turn."""
-
-    def __init__(self, live: LiveCensus) -> None:
-        self.live = live
-        moved = {atom for spec in live.census.optimizers for atom in spec.atoms}
-        written = [i for i, a in enumerate(live.census.atoms) if i in moved or a.buffer]
-        self._bytes = [digests_of_values(live, written, lambda: _BYTES_PER_STEP)]
-        on_the_cpu = [any(live.tensors[a].is_cpu for a in s.atoms) for s in live.census.optimizers]
-        self._bytes += [
-            digests_of_slots(live, i, lambda: _BYTES_PER_STEP)
-            for i, here in enumerate(on_the_cpu)
-            if here
-        ]
-
-    def mark(self) -> None:
-        """Remember what is there now."""
-        self.live.follow()
-        self._atoms = Hints(self.live.tensors)
-        self._slots = [StateStamp(optimizer) for optimizer in self.live.optimizers]
-        for digests in self._bytes:
-            digests.mark(anew=True)
-        self._gradients = GradientLooks(self.live)
-
-    def still_hold(self, consumed_by: set[int]) -> bool:
-        live = self.live
-        return (
-            not live.follow()
-            and Hints(live.tensors) == self._atoms
-            and all(s.still_holds(o) for s, o in zip(self._slots, live.optimizers, strict=True))
-            and not self._gradients.have_moved_on(live, consumed_by)
-            and not any(digests.differ() for digests in self._bytes)
-        )
 
 
 class OpenTurn:

@@ -61,7 +61,7 @@ def early_pays(stall_seconds: float, *, steps: int, hooks: int) -> bool:
 
 
 _PLANES_RATIO_MIN = 1.2
-_PLANES_SHARE_MAX = 0.25  # of a step's time, beside redoing it
+_PLANES_SHARE_MAX = 0.25  # of a step's time, beside replaying it
 FINGERPRINT_SHARES_MAX = 32
 _PRINTS_APART = 16
 

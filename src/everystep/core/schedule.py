@@ -13,31 +13,31 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 
-class Phase(NamedTuple):
-    """A stretch of an iteration."""
+class Stretch(NamedTuple):
+    """Of an iteration."""
 
     link_bytes: int  # what the link can take meanwhile, beside what it carries anyway
     free_bytes: int  # memory that can be used meanwhile without raising the peak
 
 
 class Schedule(NamedTuple):
-    """For every piece the phase it is offloaded in; `len(phases)` stands for "the step waits"."""
+    """For every piece the stretch it is offloaded in; `len(stretches)` stands for "the step waits"."""
 
-    phase_of: list[int]
+    stretch_of: list[int]
     update: int
-    phases: int
+    stretches: int
 
     @property
     def live(self) -> list[int]:
-        return [i for i, phase in enumerate(self.phase_of) if phase < self.update]
+        return [i for i, stretch in enumerate(self.stretch_of) if stretch < self.update]
 
     @property
     def snapshot(self) -> list[int]:
-        return [i for i, p in enumerate(self.phase_of) if self.update <= p < self.phases]
+        return [i for i, p in enumerate(self.stretch_of) if self.update <= p < self.stretches]
 
     @property
     def late(self) -> list[int]:
-        return [i for i, phase in enumerate(self.phase_of) if phase == self.phases]
+        return [i for i, stretch in enumerate(self.stretch_of) if stretch == self.stretches]
 
 
 def cut(sizes: Sequence[int], limit: int) -> list[tuple[int, int, int]]:
@@ -49,27 +49,29 @@ def cut(sizes: Sequence[int], limit: int) -> list[tuple[int, int, int]]:
     ]
 
 
-def plan_offload(sizes: Sequence[int], phases: Sequence[Phase], update: int) -> Schedule:
-    """Spread pieces over phases; the step overwrites them at the start of phase `update`.
+def plan_offload(sizes: Sequence[int], stretches: Sequence[Stretch], update: int) -> Schedule:
+    """Spread pieces over stretches; the step overwrites them at the start of stretch `update`.
 
     Large pieces first, each where it fits most tightly before the update; then, as snapshots, in the
-    earliest phase behind it that has link and memory left.
+    earliest stretch behind it that has link and memory left.
     """
-    link = [phase.link_bytes for phase in phases]
-    free = [phase.free_bytes for phase in phases]
-    phase_of = [len(phases)] * len(sizes)
+    link = [stretch.link_bytes for stretch in stretches]
+    free = [stretch.free_bytes for stretch in stretches]
+    stretch_of = [len(stretches)] * len(sizes)
     for piece in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
         size = sizes[piece]
         before = [s for s in range(update) if link[s] >= size]
         if before:
             chosen = min(before, key=lambda s: link[s])
         else:
-            behind = range(update, len(phases))
+            behind = range(update, len(stretches))
             fits = (s for s in behind if link[s] >= size and min(free[update : s + 1]) >= size)
-            chosen = next(fits, len(phases))
-            for s in range(update, min(chosen + 1, len(phases))) if chosen < len(phases) else ():
+            chosen = next(fits, len(stretches))
+            for s in (
+                range(update, min(chosen + 1, len(stretches))) if chosen < len(stretches) else ()
+            ):
                 free[s] -= size
-        if chosen < len(phases):
+        if chosen < len(stretches):
             link[chosen] -= size
-        phase_of[piece] = chosen
-    return Schedule(phase_of, update, len(phases))
+        stretch_of[piece] = chosen
+    return Schedule(stretch_of, update, len(stretches))

@@ -32,7 +32,8 @@ from everystep.format.slot import pack_events
 from everystep.format.values import decode
 from everystep.recover.find import find_newest
 from everystep.store import layout
-from everystep.store.bucket.client import Bucket, fetch
+from everystep.store.bucket import fetch
+from everystep.store.bucket.client import Bucket
 from everystep.store.bucket.ship import BaseShipper
 from everystep.store.bucket.tiers import sync_from_bucket
 from everystep.store.disk import files

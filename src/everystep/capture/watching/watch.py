@@ -14,9 +14,9 @@ import torch
 import xxhash
 
 from everystep.capture.census import LiveCensus
-from everystep.capture.slot_digests import digests_of_slots
-from everystep.capture.state_stamp import Hints, Slots, StateStamp
-from everystep.capture.suspicion import Suspicions
+from everystep.capture.watching.slot_digests import digests_of_slots
+from everystep.capture.watching.state_stamp import Hints, Slots, StateStamp
+from everystep.capture.watching.suspicion import Suspicions
 from everystep.core.census import Mode
 from everystep.replay.tensors import raw_bytes
 
@@ -87,7 +87,7 @@ class Watch:
             self._mark(atom)
 
     def edited_values(self, atoms: Iterable[int] | None = None) -> list[int]:
-        """Atoms whose bytes differ from their mark; they are marked anew. None: of all atoms, at a seal."""
+        """Atoms whose bytes differ from their mark; they are marked again. None: of all atoms, at a seal."""
         if self._by_hints:
             edited = self._edited_by_hints(atoms)
         else:
@@ -157,7 +157,7 @@ class Watch:
         return weights or any(digests.differ() for digests in self._slot_bytes)
 
     def slots(self, index: int) -> SlotChanges:
-        """What happened to an optimizer's state outside its step; it is marked anew."""
+        """What happened to an optimizer's state outside its step; it is marked again."""
         before, optimizer = self._slots[index], self._live.optimizers[index]
         edited = self._slot_bytes[index].edited()
         if before.still_holds(optimizer):

@@ -1,4 +1,4 @@
-"""Letting records go must not keep anything of the user's step alive."""
+"""Dropping records must not keep anything of the user's step alive."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import everystep
-from everystep.capture.outbox import LetGo, OrLetGo
+from everystep.capture.outbox import OrDrop, RingFull
 from everystep.core import geometry
 
 RING_SLOTS_MAX = 128
@@ -61,12 +61,12 @@ def test_no_frame_of_the_step_outlives_it(tmp_path: Path) -> None:
 
 
 def test_a_full_ring_is_no_error_and_leaves_no_traceback() -> None:
-    let_go = []
-    full = LetGo()
-    with OrLetGo(lambda: let_go.append(True)):
+    dropped = []
+    full = RingFull()
+    with OrDrop(lambda: dropped.append(True)):
         raise full
-    assert let_go == [True] and full.__traceback__ is None
-    with pytest.raises(ValueError, match="another"), OrLetGo(lambda: let_go.append(True)):
+    assert dropped == [True] and full.__traceback__ is None
+    with pytest.raises(ValueError, match="another"), OrDrop(lambda: dropped.append(True)):
         raise ValueError("another")
 
 

@@ -112,7 +112,7 @@ class ByteViews:
         self._now: dict[object, memoryview] = {}
 
     def turn(self) -> None:
-        """What nobody asks for until the next turn is let go: a view keeps memory alive."""
+        """What nobody asks for until the next turn is dropped: a view keeps memory alive."""
         self._before, self._now = self._now, {}
 
     def of(self, tensor: torch.Tensor) -> memoryview:

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from everystep.capture.in_flight import InFlightBuffers
+from everystep.capture.copying.in_flight import InFlightBuffers
 from everystep.core.census import PACKED_BYTES_MAX, GradientLayout, align
 from everystep.device.copy_stream import STAGING_BYTES, CopyStream
 
-_PART_BYTES = 128 << 20  # gradients are let go in parts of about this size
+_PART_BYTES = 128 << 20  # gradients are freed in parts of about this size
 _PARTS_MAX = 8
 
 Gradients = Sequence[torch.Tensor | None]

@@ -3,7 +3,7 @@
 A gradient's memory may be written again right after `step()` (`zero_grad(set_to_none=False)`, static
 buffers), or be given to the next forward's activations. The first shows in gradients that are the same
 objects step after step; then the compute stream waits for the copies right after the step. Otherwise
-gradients are kept, and let go part by part at release points (`release_points.py`).
+gradients are kept, and freed part by part at release points (`release_points.py`).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from operator import call
 
 import torch
 
-from everystep.capture.copier import Copier
-from everystep.capture.release_points import POINTS_MAX
+from everystep.capture.copying.copier import Copier
+from everystep.capture.copying.release_points import POINTS_MAX
 from everystep.core.release import release_plan
 
 _SURE_AFTER_STEPS = 2

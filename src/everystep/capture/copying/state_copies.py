@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from everystep.capture.in_flight import InFlightBuffers
-from everystep.core.schedule import Phase, cut, plan_offload
+from everystep.capture.copying.in_flight import InFlightBuffers
+from everystep.core.schedule import Stretch, cut, plan_offload
 from everystep.device.copy_stream import CopyStream
 
 _CLONED_BYTES_MAX = 4 << 20
@@ -99,7 +99,7 @@ class StateCopies:
             parts = cut(whole, _CUT_BYTES)
             pieces = [pieces[number].part(start, size) for number, start, size in parts]
         sizes = [piece.target.nbytes for piece in pieces]
-        schedule = plan_offload(sizes, [Phase(self.live_bytes, 0), Phase(0, 0)], update=1)
+        schedule = plan_offload(sizes, [Stretch(self.live_bytes, 0), Stretch(0, 0)], update=1)
         self.live_bytes -= sum(sizes[i] for i in schedule.live)
         return [pieces[i] for i in schedule.live], [pieces[i] for i in schedule.late]
 
@@ -124,7 +124,7 @@ class StateCopies:
         overflow, self._overflow = self._overflow, []
         sizes = [piece.source.nbytes for _, piece in overflow]
         free = sum(side.peak_bytes - side.allocated_bytes for side in self._sides.values())
-        schedule = plan_offload(sizes, [Phase(0, 0), Phase(sum(sizes), free)], update=1)
+        schedule = plan_offload(sizes, [Stretch(0, 0), Stretch(sum(sizes), free)], update=1)
         for side, piece in (overflow[i] for i in schedule.snapshot):
             clone = piece._replace(source=piece.source.clone())
             side.follow()

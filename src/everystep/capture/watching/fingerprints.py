@@ -10,7 +10,7 @@ from functools import partial
 import torch
 
 from everystep.capture.census import LiveCensus
-from everystep.capture.copier import Copier
+from everystep.capture.copying.copier import Copier
 from everystep.capture.outbox import Outbox
 from everystep.core.census import Mode, OptimizerSpec
 from everystep.core.events import Fingerprints
@@ -50,10 +50,10 @@ class FingerprintSender:
         specs = live.census.optimizers
         # what is sent as state at every step, or only logged, is nothing that a shadow computes; and where
         # no twin gives a device's bits, that they differ is known
-        self._optimizers = [i for i, spec in enumerate(specs) if self._is_redone_exactly(spec)]
-        redone = {a for i in self._optimizers for a in specs[i].atoms}
+        self._optimizers = [i for i, spec in enumerate(specs) if self._is_replayed_exactly(spec)]
+        replayed = {a for i in self._optimizers for a in specs[i].atoms}
         moved = {a for spec in specs for a in spec.atoms}
-        self._atoms = [a for a in range(len(live.tensors)) if a in redone or a not in moved]
+        self._atoms = [a for a in range(len(live.tensors)) if a in replayed or a not in moved]
         self._bytes = [live.census.atoms[a].bytes for a in self._atoms]
         self._next = 0  # the atom that the next part begins with
         self._sent_at: int | None = None
@@ -63,7 +63,7 @@ class FingerprintSender:
         for device in copier.sides:
             load_kernels(device)
 
-    def _is_redone_exactly(self, spec: OptimizerSpec) -> bool:
+    def _is_replayed_exactly(self, spec: OptimizerSpec) -> bool:
         devices = {self._live.tensors[atom].device.type for atom in spec.atoms}
         return spec.mode is Mode.REPLAY and (bool(spec.twins) or devices == {"cpu"})
 

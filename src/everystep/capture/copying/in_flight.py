@@ -38,7 +38,7 @@ class InFlightBuffers:
         return mark
 
     def release(self, keep_bytes: int = 0) -> None:
-        """Let go, oldest first: the compute stream waits for the copies, so whatever comes to lie in this
+        """Free them, oldest first: the compute stream waits for the copies, so whatever comes to lie in this
         memory comes later."""
         while self._holds and (self.bytes > keep_bytes or not keep_bytes):
             self._release_oldest()
@@ -54,7 +54,7 @@ class InFlightBuffers:
         self._old = len(self._holds)
 
     def release_old(self) -> None:
-        """Let go of what belongs to steps that are over."""
+        """Free what belongs to steps that are over."""
         for _ in range(self._old):
             self._release_oldest()
 

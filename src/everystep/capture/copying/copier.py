@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import torch
 
-from everystep.capture.gradient_copies import GradientCopies
-from everystep.capture.in_flight import InFlightBuffers
-from everystep.capture.state_copies import StateCopies
+from everystep.capture.copying.gradient_copies import GradientCopies
+from everystep.capture.copying.in_flight import InFlightBuffers
+from everystep.capture.copying.state_copies import StateCopies
 from everystep.device.copy_stream import close_sides, open_sides
 from everystep.format.slot import SLOT_DEVICE_WORD_AT, commit_word
 from everystep.lane.ring import RingWriter

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from everystep.capture.census import kind, kind_of_gradient
-from everystep.capture.copier import Copier
+from everystep.capture.copying.copier import Copier
 from everystep.core.census import PACKED_BYTES_MAX, GradientLayout
 from everystep.core.pace import worth_a_hook
 from everystep.replay.fingerprints import digest_tensors

@@ -1,0 +1,1 @@
+"""What changes outside of `step()`, and how it is noticed."""

@@ -16,9 +16,11 @@ import torch
 from torch import nn
 
 import everystep
+from everystep.connection import Connection
 from everystep.core.roles import TABLE, Role, RoleEvent
 from everystep.lane.control import AskLeave, AskRetire, AskStop, AskYield, Request, ask
 from everystep.lane.runtime import ShadowCard, read_card, runtime_dir
+from everystep.recorder import Recorder
 
 from .processes import alive, shadows, wait_until
 
@@ -90,7 +92,7 @@ def close(path: Path) -> None:
 
 
 def idle(path: Path) -> None:
-    with training(path, idle_exit="1s") as scene:
+    with training(path, tuning=everystep.Tuning(idle_exit="1s")) as scene:
         pid = scene.card.pid
     scene.gone(pid)
 
@@ -147,10 +149,18 @@ def terminated_after_a_yield(path: Path) -> None:
     scene.gone(pid)
 
 
+def beside(recorder: Recorder) -> Connection:
+    """Another shadow, as one is started while training goes on."""
+    starter = recorder.link.starter
+    starter.begin(recorder.subject.census(), recorder.step)
+    starter.wait()
+    return starter.take().connection
+
+
 def follower_that_is_not_needed(path: Path) -> None:
     with training(path) as scene:
         recorder = scene.run._recorder
-        follower = recorder._connection_beside(recorder.census())
+        follower = beside(recorder)
         follower.shadow.ask(AskRetire(), timeout_seconds=30)
         assert follower.shadow.wait_gone(30)
         follower.close()
@@ -160,7 +170,7 @@ def follower_whose_trainer_left(path: Path) -> None:
     """It holds no whole state: the run is left to the shadow that speaks for it."""
     with training(path) as scene:
         recorder, before = scene.run._recorder, scene.card
-        follower = recorder._connection_beside(recorder.census())
+        follower = beside(recorder)
         follower.shadow.ask(AskLeave(), timeout_seconds=30)
         assert follower.shadow.wait_gone(30)
         follower.close()
@@ -208,6 +218,7 @@ def test_every_transition_of_the_table_is_in_a_scene() -> None:
 # while the file is there, the shadow is told at every turn that it speaks, which it does already
 FORBIDDEN = """
 import os
+from everystep.connection import Connection
 from everystep.core.roles import RoleEvent
 from everystep.shadow import process, succession
 look_around = succession.Succession.look_around

@@ -185,8 +185,10 @@ def test_descriptors_that_are_withheld(tmp_path: Path) -> None:
     """As SELinux does, and a process with too many open files: the message comes without them."""
 
     def receive_few() -> object:
-        least = os.open(os.devnull, os.O_RDONLY)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (least + 3, least + 3))
+        *_, socket_fd, last = [os.open(os.devnull, os.O_RDONLY) for _ in range(3)]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (last + 1, last + 1))
+        os.close(socket_fd)
+        os.close(last)
         return receive_descriptors(str(tmp_path / "s"), 5)
 
     with serving(tmp_path / "s", [0] * 5):

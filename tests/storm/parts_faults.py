@@ -164,7 +164,7 @@ FAULTS = [
             + "".join(f"    {line}\n" for line in _HOST.splitlines())
         },
         gives="ends host",
-        needs="log ends",
+        needs="log",
         at=[],
         place=_PLACES,
         after=[0, 1, 2],

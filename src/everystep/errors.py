@@ -59,7 +59,7 @@ class CaptureError(EverystepError):
 
 
 class CaptureTooLarge(CaptureError):
-    """An event does not fit into a slot; the ring has to be made anew, larger."""
+    """An event does not fit into a slot; the ring has to be made again, larger."""
 
     def __init__(self, message: str, *, need_bytes: int) -> None:
         super().__init__(message)

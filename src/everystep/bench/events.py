@@ -104,7 +104,7 @@ def base_cost(
             "step": at,
             "bit_identical": same,
             "exactness": status["exactness"],
-            "records_let_go": status["records_let_go"],
+            "records_dropped": status["records_dropped"],
             "waited_for_the_shadow_seconds": status["stall_seconds"],
             "waited_for_copies_seconds": status["device_stall_seconds"],
             "write_bytes_per_second": rate,
@@ -145,7 +145,7 @@ def pause_cost(
             "returning": brief(returning) if returning else {},
             "seconds_until_every_step": back,
             "recording_again": brief(again),
-            "records_let_go": status["records_let_go"],
+            "records_dropped": status["records_dropped"],
             "mode": status["mode"],
             "lag_steps": status["lag_steps"],
         }

@@ -84,7 +84,7 @@ def _gather(part: torch.Tensor) -> _Gathering:
 
 
 def use_powersgd(target: Any, rank: int) -> None:
-    """torch's own hook. What it makes of gradients is logged as it is; its memory begins anew at a resume."""
+    """torch's own hook. What it makes of gradients is logged as it is. Its memory is empty after a resume."""
     if not isinstance(target, DistributedDataParallel):
         raise UsageError(
             f"compress: powersgd of a {type(target).__name__}",

@@ -227,7 +227,7 @@ class NoticeBoard:
     def _serve(self) -> None:
         """Whatever is asked, and in however many parts: the answer is the same."""
         while True:
-            # interrupted, or the folder is being made anew, or it has become somebody else's
+            # interrupted, or the folder is being made again, or it has become somebody else's
             with contextlib.suppress(zmq.ZMQError, OSError, LaneError):
                 if self._socket.poll(_milliseconds(_LOOK_SECONDS)):
                     peer, *_, body = _next_message(self._socket)

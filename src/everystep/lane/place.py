@@ -79,7 +79,7 @@ def refuse_foreign(folder: Path, what: str) -> None:
     try:
         check_place(folder)
     except FileNotFoundError:
-        pass  # it makes it anew
+        pass  # it makes it again
     except (OSError, LaneError) as error:
         raise LaneError(f"{what}: {error}") from error
 

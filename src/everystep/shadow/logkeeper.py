@@ -69,7 +69,7 @@ class LogKeeper(Worker):
         self._ends_at = 0  # the step before it
         self._begins_after: int | None = None  # the step that the first record kept here follows
         self._offered: int | None = None  # the newest step that came
-        self._was_base = False  # the record that came last brought most of the state anew
+        self._was_base = False  # the record that came last brought most of the state again
         self._lock = threading.Lock()  # of the gap: both threads may find one
 
     @property
@@ -242,7 +242,7 @@ def _bytes_of(records: Sequence[LoggedRecord]) -> int:
 def _is_base(
     entries: Sequence[tuple[list[Event], memoryview]], census: Census, *, begins: bool
 ) -> bool:
-    """Whether a record brings most of the state anew, or, where recording `begins`, the last part of it: the
+    """Whether a record brings most of the state again, or, where recording `begins`, the last part of it: the
     others came with records that nobody could replay."""
     events = [event for events, _ in entries for event in events]
     based = {atom for e in events if isinstance(e, Rebase) for atom in e.atoms}

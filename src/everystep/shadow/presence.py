@@ -103,7 +103,7 @@ class Presence:
     def trainer_gone(self) -> None:
         self.card = msgspec.structs.replace(self.card, trainer_pid=0, trainer_start=0)
         if self._is_ours(read_card(self._folder)):
-            with contextlib.suppress(OSError):  # the next look makes the folder anew
+            with contextlib.suppress(OSError):  # the next look makes the folder again
                 write_card(self._folder, self.card)
 
     def look_after(

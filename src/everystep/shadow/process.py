@@ -133,7 +133,7 @@ class Shadow:
             self.persistence.on_record(seal, entries)
         except Exception as error:
             if self.succession.trainer_lives:
-                raise  # it sends everything anew
+                raise  # it sends everything again
             self.faults.failed(error)  # of the log, which notices the gap: the replica is sound
 
     def _keep_cadence(self) -> None:

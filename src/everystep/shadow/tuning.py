@@ -95,7 +95,7 @@ class Tuner:
     # ------------------------------------------------------------------ the plan
 
     def look_after(self) -> None:
-        """Choose anew if it is time to; called at every turn of the loop."""
+        """Choose again if it is time to; called at every turn of the loop."""
         if not self._auto or time.monotonic() < self._next_fit:
             return
         measured = self.measured()
@@ -197,12 +197,12 @@ class Tuner:
             iteration_seconds=estimator.iteration_seconds,
             base_bytes=self._base_bytes,
             base_write_seconds=state.write_seconds / state.bases if state.bases else 0.0,
-            base_share_felt=estimator.base_slowdown,
+            base_slowdown=estimator.base_slowdown,
             record_bytes=estimator.record_bytes,
             log_writes=writes,
             log_write_seconds=logged.write_seconds / writes if logged and writes else 0.0,
             log_write_bytes=logged.bytes_written / writes if logged and writes else 0.0,
-            log_share_felt=estimator.log_slowdown,
+            log_slowdown=estimator.log_slowdown,
             replay_seconds_per_step=seconds / records if records else 0.0,
             replay_threads=self._config.replay_threads,
             cores=self._cores,

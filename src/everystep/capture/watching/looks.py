@@ -77,7 +77,7 @@ class Looks:
         self._atoms = Hints(self.live.tensors)
         self._slots = [StateStamp(optimizer) for optimizer in self.live.optimizers]
         for digests in self._bytes:
-            digests.mark(anew=True)
+            digests.mark(replaced=True)
         self._gradients = GradientLooks(self.live)
 
     def still_hold(self, consumed_by: set[int]) -> bool:

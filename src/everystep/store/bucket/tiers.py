@@ -84,7 +84,7 @@ def sync_from_bucket(run: Path, url: str, *, heal: bool = True) -> bool:
         raise  # it is there, and may hold more than the directory
     except StoreError as error:
         if not local_tier(run, None).marks:
-            raise  # there may be something to resume: beginning anew would be wrong
+            raise  # there may be something to resume: beginning again would be wrong
         log.warning("bucket_unreachable run=%s: going on from the directory: %s", run, error)
         return False
     if commit is None or not _bucket_is_newer(run, bucket, commit):

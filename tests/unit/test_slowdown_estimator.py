@@ -250,7 +250,7 @@ def test_a_life_is_as_long_as_its_writer_measured_whatever_the_clock_said(
     assert [life.failed for life in lives] == [False, False]
     assert all(0 < life.seconds < 60 for life in lives)
     segment = ondisk.log_dir(tmp_path, 2) / ondisk.segment_name(1, 0)
-    segment.parent.mkdir()
+    segment.parent.mkdir(parents=True)
     segment.touch()
     os.utime(segment, (wall() + 1e9, wall() + 1e9))
     assert lives_of(tmp_path, newest_lives=False)[1].seconds < 2 * USUAL_SECONDS

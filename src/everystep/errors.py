@@ -123,7 +123,7 @@ class NothingToRecover(RecoveryError):
 
 
 class StepUnavailable(RecoveryError):
-    """The step asked for is not retained."""
+    """The step asked for is not kept."""
 
 
 class DirectoryLost(RecoveryError):

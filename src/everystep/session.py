@@ -159,7 +159,7 @@ class Run:
         return build_status(str(self.path), document)
 
     def rewind(self, step: int) -> int:
-        """Take live training back to a retained step; the loop goes on from there."""
+        """Take live training back to a kept step; the loop goes on from there."""
         for problem in self._turns.rewind(step):
             warnings.warn(f"everystep: {problem}", stacklevel=2)
         return self.step

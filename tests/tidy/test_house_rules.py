@@ -159,21 +159,6 @@ def test_links_in_documents_lead_somewhere() -> None:
     assert not broken, broken
 
 
-def test_documents_keep_to_the_glossary() -> None:
-    """A few of the words in its column *not*, those that had crept in. Names in `code` are the code's."""
-    avoided = re.compile(
-        r"\b(redo\w*|lets? go|letting go|felt|hold(?:s|ing)? back|based anew)\b", re.I
-    )
-    found = []
-    for document in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]:
-        if document.name == "GLOSSARY.md":
-            continue
-        for number, line in enumerate(document.read_text().splitlines(), 1):
-            if word := avoided.search(re.sub(r"`[^`]*`", "", line)):
-                found.append(f"{document.name}:{number}: {word[0]!r}, see docs/GLOSSARY.md")
-    assert not found, "\n".join(found)
-
-
 def test_source_files_named_in_documents_exist() -> None:
     """Named from the root of the repository or of the package, in `code`."""
     missing = []

@@ -128,7 +128,7 @@ class Compressor:
         torch._foreach_copy_(gradients, _pieces(kept, gradients, method.block))
         if residuals:
             unsaid = _pieces(flat - kept, gradients, method.block)
-            hold_back(residuals, unsaid, flat.isfinite().all(), skipped)
+            keep_residuals(residuals, unsaid, flat.isfinite().all(), skipped)
 
 
 def _buckets(parameters: list[torch.nn.Parameter]) -> Iterator[list[torch.nn.Parameter]]:
@@ -167,7 +167,7 @@ def _pieces(flat: torch.Tensor, like: list[torch.Tensor], block: int) -> list[to
     return [part[: tensor.numel()].view(tensor.shape) for part, tensor in pairs]
 
 
-def hold_back(
+def keep_residuals(
     residuals: list[torch.Tensor],
     unsaid: Sequence[torch.Tensor],
     finite: torch.Tensor,

@@ -59,7 +59,7 @@ def refuse_unknown_step(
         )
     if step in listed:
         raise StepUnavailable(
-            f"step {step} of {run}: only its weights are retained, not its optimizer slots",
+            f"step {step} of {run}: only its weights are kept, not its optimizer slots",
             hint=f"everystep export gives the weights; {others}",
         )
-    raise StepUnavailable(f"step {step} of {run}: not retained", hint=others)
+    raise StepUnavailable(f"step {step} of {run}: not kept", hint=others)

@@ -228,7 +228,7 @@ class BaseWriter(Worker):
         )
         self.recovered()  # whatever becomes of what is removed now
         self._landed = True
-        self._writer.retain()
+        self._writer.apply_retention()
         if self.outlook is not None:
             self.outlook.after(entry)
 

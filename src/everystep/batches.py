@@ -17,8 +17,8 @@ from torch.utils.data import IterableDataset
 
 from everystep.capture.rng import capture_rng, restore_rng
 from everystep.capture.state import has_state
+from everystep.console import announce
 from everystep.errors import UsageError
-from everystep.tell import tell
 
 _T = TypeVar("_T")
 
@@ -97,7 +97,7 @@ class Batches(Generic[_T]):
                 f"everystep.data: data epoch {self.epoch} has {skipped} batches, the run was at {self.batch}",
                 hint="build the loader as it was: the same data, batch size and sampler",
             )
-        tell(
+        announce(
             f"skipped {skipped} batches of data epoch {self.epoch} in "
             f"{time.perf_counter() - started:.1f} s (torchdata's StatefulDataLoader need not)"
         )

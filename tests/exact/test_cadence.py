@@ -18,7 +18,7 @@ import xxhash
 from torch import nn, optim
 
 import everystep
-from everystep.capture.watching.looks import _BYTES_PER_STEP
+from everystep.capture.watching.training_stamp import _BYTES_PER_STEP
 from everystep.store.runs import read_lineage
 
 from .harness import Job, check, look, same, seed_all

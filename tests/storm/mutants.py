@@ -173,8 +173,8 @@ MUTANTS = [
     Mutant(
         "the seal has the random states of the step before",
         "capture/seals.py",
-        "        rng, state, groups = moment\n",
-        "        rng, state, groups = moment\n        rng = said.rng or rng\n",
+        "        rng, state, groups = values\n",
+        "        rng, state, groups = values\n        rng = said.rng or rng\n",
     ),
     Mutant(
         "random states are not restored",
@@ -228,7 +228,7 @@ MUTANTS = [
         "a step recorded after its seal has the random states of that time",
         "sealed.py",
         "recorder.tap.seal(recorder.step, self._still_sealed(operation), is_awaited=True)",
-        "recorder.tap.seal(recorder.step, recorder.subject.moment())",
+        "recorder.tap.seal(recorder.step, recorder.subject.sealed_values())",
     ),
     Mutant(
         "state under keys that are no parameters does not come back",

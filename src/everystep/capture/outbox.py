@@ -25,7 +25,7 @@ class RingFull(Exception):
     """No slot is free and the trainer may not wait: records are dropped from here on."""
 
 
-class OrDrop:
+class DropIfRingFull:
     """Around what may find the ring full."""
 
     def __init__(self, drop: Callable[[], None]) -> None:

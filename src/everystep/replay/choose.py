@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 import torch
 
+from everystep.console import announce
 from everystep.native import Missing, missing
 from everystep.replay.optimizers import class_path, on_cpu
 from everystep.replay.rules.rule import Rule
 from everystep.replay.selfcheck import Probe, device_powers, differences, drift, in_one_thread
 from everystep.replay.tensors import dtype_name
 from everystep.replay.twins import is_ordinary, rule_of
-from everystep.tell import tell
 
 _BOUND_STEPS = 20
 _SETTINGS = ("lr", "weight_decay", "eps", "momentum", "dampening")
@@ -87,7 +87,7 @@ def _unfit(optimizer: torch.optim.Optimizer, path: str) -> str:
 def _tell(absent: Missing) -> None:
     """Once in a process: nobody would find out why the shadow is slow, or a GPU's run not exact."""
     if not absent.asked:
-        tell(
+        announce(
             f"{absent.why}, so torch replays every step: more slowly, and bit for bit only on a CPU. "
             f"To change that: {absent.remedy}"
         )

@@ -30,7 +30,7 @@ from everystep.lane.runtime import (
 from everystep.process.config import ShadowConfig
 from everystep.process.retire import retire
 from everystep.shadow.base_writer import BaseWriter
-from everystep.shadow.lookout import Lookout
+from everystep.shadow.directory_watch import DirectoryWatch
 
 log = logging.getLogger(__name__)
 
@@ -43,8 +43,10 @@ _CLAIMS = ("durable_step", "durable_age_seconds", "based_step")
 class Presence:
     """Owned by the main thread."""
 
-    def __init__(self, config: ShadowConfig, base_writer: BaseWriter, lookout: Lookout) -> None:
-        self._lookout, self._noted = lookout, ""
+    def __init__(
+        self, config: ShadowConfig, base_writer: BaseWriter, directory_watch: DirectoryWatch
+    ) -> None:
+        self._directory_watch, self._noted = directory_watch, ""
         self._folder = Path(config.folder)
         self._base_writer = base_writer
         self._looked_at = self._touched_at = time.monotonic()
@@ -94,11 +96,11 @@ class Presence:
     @property
     def lost(self) -> str:
         """What became of the run's directory."""
-        return self._lookout.seen.lost
+        return self._directory_watch.state.lost
 
     @property
     def problem(self) -> str:
-        return self.lost or self._unretired or self._misplaced or self._lookout.problem
+        return self.lost or self._unretired or self._misplaced or self._directory_watch.problem
 
     def trainer_gone(self) -> None:
         self.card = msgspec.structs.replace(self.card, trainer_pid=0, trainer_start=0)
@@ -118,7 +120,7 @@ class Presence:
         self._looked_at = now
         lost, before = self.lost, self._noted
         self._noted = lost
-        self._lookout.keep_watch()
+        self._directory_watch.keep_watch()
         if lost != before:
             log.log(logging.ERROR if lost else logging.INFO, "directory_lost %s", lost or "no more")
         try:

@@ -18,7 +18,6 @@ from everystep.lane.ring import RingReader
 from everystep.option_values import duration_seconds
 from everystep.process.config import ShadowConfig
 from everystep.shadow.advances import Advances
-from everystep.shadow.beside import guarded
 from everystep.shadow.faults import Faults
 from everystep.shadow.handover import Handover
 from everystep.shadow.intake import Intake
@@ -29,6 +28,7 @@ from everystep.shadow.replica import Replica
 from everystep.shadow.report import describe_intake, describe_process
 from everystep.shadow.requests import Requests
 from everystep.shadow.succession import Succession
+from everystep.shadow.threads import guarded
 from everystep.shadow.warmup import Warmup
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class Shadow:
         self.faults = Faults()
         self.persistence = Persistence(config, self.intake)
         writer, scheduler = self.persistence.base_writer, self.persistence.base_scheduler
-        self.presence = Presence(config, writer, self.persistence.lookout)
+        self.presence = Presence(config, writer, self.persistence.directory_watch)
         self.succession = Succession(config, self.presence, self.faults)
         self.receiver = Receiver(self.intake, scheduler, writer, self.succession, self.faults)
         self.requests = Requests(
@@ -101,7 +101,7 @@ class Shadow:
         os.write(self.config.ready_fd, told.encode())
         os.close(self.config.ready_fd)
         self.advances.use_twins()
-        self.persistence.lookout.keep_watch()
+        self.persistence.directory_watch.keep_watch()
 
     def _tick(self) -> None:
         """Each part is done whatever becomes of the others."""

@@ -23,11 +23,11 @@ from everystep.options import Options
 from everystep.process.config import ShadowConfig
 from everystep.shadow.base_scheduler import BaseScheduler
 from everystep.shadow.base_writer import BaseWriter
-from everystep.shadow.beside import begin
 from everystep.shadow.intake import Intake
 from everystep.shadow.logkeeper import LogKeeper
 from everystep.shadow.slowdown_estimator import SlowdownEstimator
 from everystep.shadow.spans import Spans
+from everystep.shadow.threads import start_thread
 from everystep.store.disk.probe import Disk, measure_disk
 from everystep.store.history import lives_of
 from everystep.tune.choose import Choice, choose, worth_changing
@@ -165,7 +165,7 @@ class Tuner:
     def _begin_probe(self) -> None:
         """The disk is measured beside the loop: on a bad day it takes a while."""
         if self._probe is None or not self._probe.is_alive():
-            self._probe = begin("probe", self._measure, self._cannot_measure)
+            self._probe = start_thread("probe", self._measure, self._cannot_measure)
 
     def _measure(self) -> None:
         run = Path(self._config.run)

@@ -103,7 +103,7 @@ class LogReader:
         for segment in self._segments[:1]:
             segment.bring()
 
-    def glance(self) -> Iterator[LoggedRecord]:
+    def unchecked_records(self) -> Iterator[LoggedRecord]:
         """To be looked at where they begin, checked or not: no more of them is read."""
         for segment in self._segments:
             expect_hops(segment.data, segment.heads[0].size >= _FAR_BYTES)

@@ -147,7 +147,7 @@ class Watch:
     def differs(self) -> bool:
         """Whether any atom or slot differs from its mark; nothing is marked."""
         slots = zip(self._slots, self._live.optimizers, strict=True)
-        if not all(glance.still_holds(optimizer) for glance, optimizer in slots):
+        if not all(stamp.still_holds(optimizer) for stamp, optimizer in slots):
             return True
         if self._by_hints:
             return Hints(self._live.tensors) != self._seen

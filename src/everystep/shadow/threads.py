@@ -12,7 +12,7 @@ Work = Callable[[], None]
 Failed = Callable[[Exception], None]
 
 
-def begin(name: str, work: Work, failed: Failed) -> threading.Thread | None:
+def start_thread(name: str, work: Work, failed: Failed) -> threading.Thread | None:
     """Have it done in a thread. None: there is none to be had, which was told like any other failure."""
     thread = threading.Thread(
         target=guarded, args=(work, failed), name=f"everystep-{name}", daemon=True

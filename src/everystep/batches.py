@@ -27,8 +27,8 @@ def data(loader: Iterable[_T]) -> Batches[_T]:
     """Batches of `loader` without end, one data epoch after the other: draw them with `next`.
 
     Give the result to attach, in `state`: a resumed run goes on with the very next batch, in the same order.
-    To get there, it loads the batches of the interrupted data epoch that were seen, and throws them away; if
-    `loader` is torchdata's StatefulDataLoader, that is not needed. A sampler's `set_epoch` is called.
+    To get there, it loads the batches of the interrupted data epoch that were seen, and throws them away.
+    torchdata's StatefulDataLoader does not need that. A sampler's `set_epoch` is called.
     A sampler that draws from global random states in the middle of a data epoch is not reproduced. A batch
     that was drawn ahead and is kept outside of `state` counts as seen: put whatever holds it into `state`.
     """

@@ -75,11 +75,11 @@ class LaneTimeout(LaneError):
 
 
 class NotEnoughMemory(LaneError):
-    """Shared memory of the needed size cannot be had here."""
+    """This machine does not give shared memory of the size needed."""
 
 
 class ProtocolMismatch(LaneError):
-    """Another version of everystep, whose messages this one does not understand."""
+    """The other process runs a version of everystep whose messages this one does not understand."""
 
 
 class DescriptorsRefused(LaneError):

@@ -69,7 +69,7 @@ def log_cost(
 
 
 def _train(training: Training, run: Path, steps: int) -> dict[str, Any]:
-    """A base, then so many steps that only the log holds; the shadow is killed, so that no base follows."""
+    """A base, then `steps` steps in the log alone. The shadow is killed, so that no other base follows."""
     for _ in range(3):
         training.step()
     seconds = timed(training.device.type == "cuda", training.step, lambda n: n < 10)
@@ -185,7 +185,7 @@ def _rates(place: Path, record_bytes: int) -> tuple[float, float, float]:
 
 
 def _write_rate(run: Path, record_bytes: int) -> float:
-    """Batches of this model's dense records, each batch with its sync."""
+    """How fast batches of this model's dense records are written, each batch with its sync."""
     manifest = claim_term(run, None)
     census = census_digest(Census((), (), "exact"))
     writer = LogWriter(run, manifest.run_id, manifest.term, census)

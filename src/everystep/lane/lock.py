@@ -113,8 +113,8 @@ class TrainerLock:
 
 
 def is_held(folder: Path) -> bool:
-    """Whether anybody holds a run there, this process included. The lock is not tried: who had it for a
-    moment would turn others away."""
+    """Whether anybody holds a run there, this process included. The lock itself is not taken: holding it even
+    for a moment would turn others away."""
     if TrainerLock.held_in_this_process(folder) is not None:
         return True  # known without opening its file: to close that would give up the lock
     ask = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)

@@ -94,7 +94,8 @@ def _tell(absent: Missing) -> None:
 
 
 def _unfit_on_cpu(rule: Rule, groups: list[dict[str, Any]]) -> str:
-    """What torch computes in another way in the last elements of a tensor: a probe may miss that."""
+    """Why these settings are unfit: torch computes the last elements of a tensor in another way, and a
+    probe may miss that."""
     if any(group.get("fused") for group in groups):
         return "the CPU's fused kernel rounds the ends of tensors in another way"
     return next((why for group in groups if (why := rule.unfit_on_cpu(group))), "")

@@ -1,5 +1,5 @@
-"""Looks at the run's directory, in a thread of its own: a file system that hangs must not hold up replay, and
-with it training. Everybody else goes by what was seen last."""
+"""Looks at the run's directory, in a thread of its own: a file system that hangs must not stop replay, and
+with it training. All others use the newest `state`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class DirectoryWatch:
         self._thread: threading.Thread | None = None
 
     def keep_watch(self) -> None:
-        """Called now and then by the main thread: where no thread can be had, it is tried again."""
+        """Called now and then by the main thread: starts the thread, again if that failed or if it ended."""
         if self._thread is None or not self._thread.is_alive():
             self._thread = start_thread("directory-watch", self._watch, self._failed)
 

@@ -25,7 +25,7 @@ def simulate(
     training = _Training(machine, plans)
     clock = np.zeros(shape)
     done, base = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-    recovery: Seconds = np.zeros(shape)  # what has to be waited for before training goes on
+    recovery: Seconds = np.zeros(shape)  # from a failure until training goes on
     active = np.ones(shape, bool)
     hopeless = (1 + _HOPELESS) * steps * machine.iteration_seconds
     while active.any():

@@ -74,7 +74,7 @@ class Watch:
             digests.mark(replaced=True)
 
     def after_step(self, index: int) -> None:
-        """What the optimizer just did to its own atoms is no edit."""
+        """Mark its atoms as they are now: what the optimizer itself just wrote is no edit."""
         optimizer, in_place = self._live.optimizers[index], self._in_place[index]
         same = in_place and self._slots[index].stepped(optimizer)
         if not same:

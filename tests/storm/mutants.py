@@ -197,7 +197,7 @@ MUTANTS = [
     Mutant(
         "a step that raised counts",
         "capture/calls.py",
-        "            self._outbox.unroom(self._pending[0].at)\n",
+        "            self._outbox.give_back_room(self._pending[0].at)\n",
         "            self._outbox.add(self._pending[0])\n",
     ),
     Mutant(

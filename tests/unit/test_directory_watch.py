@@ -87,7 +87,7 @@ def test_claims_are_taken_back(lost: str, fenced: bool) -> None:
         lost=lost, _base_writer=SimpleNamespace(trouble=Trouble(fenced=fenced))
     )
     told = {"durable_step": 7, "durable_age_seconds": 1.0, "based_step": 5, "term": 2}
-    honest = Presence.honest(it, told)
+    honest = Presence.without_lost_claims(it, told)
     void = bool(lost or fenced)
     assert honest["term"] == 2
     assert honest["durable_step"] == honest["based_step"] or not void

@@ -102,7 +102,7 @@ class Outbox:
     def add(self, event: Event) -> None:
         self._events.append(event)
 
-    def unroom(self, at: int) -> None:
+    def give_back_room(self, at: int) -> None:
         """Give back what `room` took last; behind an earlier place others lie by now."""
         if at == self._last_at:
             self.payload_bytes = at

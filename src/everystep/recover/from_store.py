@@ -96,5 +96,5 @@ def _with_log(base: RestorePoint, behind: LogReader) -> RestorePoint:
             check_readable(events)  # before anything live is changed
             for event in events:
                 session = after_seal(session, event) if isinstance(event, Seal) else session
-    behind.bring()
+    behind.prefetch()
     return base._replace(point=behind.end, session=session, log=behind)

@@ -97,7 +97,7 @@ class BaseWriter(Worker):
         return self.busy and self._landed
 
     @property
-    def homeless(self) -> str:
+    def why_no_term(self) -> str:
         """Why there is no term of ours to write to, once that was tried."""
         return "" if self.state.term else self.trouble.problem
 

@@ -172,7 +172,7 @@ class LogKeeper(Worker):
         if durable != self._based_at:  # what lies before a base can be dropped as a whole
             self._based_at, self._roll = durable, True
             if durable is not None and self._gap_until is not None:
-                self._heal(durable.step)
+                self._close_gap(durable.step)
         if not self.may_begin or not self._waiting or not term:
             return
         if clears_up and self._wants_room:
@@ -184,7 +184,7 @@ class LogKeeper(Worker):
             self.spans.begin()
             self.begin(lambda: self._write(run_id, term), then=self.spans.end)
 
-    def _heal(self, base: int) -> None:
+    def _close_gap(self, base: int) -> None:
         """A base lies behind the gap, or in it: records before it continue nothing, and may be too many for
         the room there is."""
         with self._lock:

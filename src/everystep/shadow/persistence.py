@@ -62,7 +62,7 @@ class Persistence:
         state = self.base_writer.state
         if self.log is not None:
             lost = self.directory_watch.state.lost
-            self.log.nowhere = lost or self.base_writer.homeless
+            self.log.nowhere = lost or self.base_writer.why_no_term
             if not lost:
                 self.log.look_after(
                     self.base_writer.run_id,

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from everystep.errors import EverystepError
-from everystep.lane.control import AskDefer, ControlServer, ask, board_of, socket_path
+from everystep.lane.control import AskDefer, ControlServer, ask, board_address, socket_path
 from everystep.lane.descriptors import DescriptorServer
 from everystep.lane.host import process_start
 from everystep.lane.lock import FRESH_SECONDS
@@ -163,13 +163,13 @@ class Presence:
         return card is not None and card.pid == self.card.pid
 
     def _touch(self) -> None:
-        names = [self.card.control, board_of(self.card.control), self.card.descriptors]
+        names = [self.card.control, board_address(self.card.control), self.card.descriptors]
         paths = [socket_path(name) for name in names]
         for path in (*paths, self._folder / "shadow.json", self._folder / "shadow.log"):
             with contextlib.suppress(FileNotFoundError):
                 os.utime(path)
 
-    def honest(self, status: dict[str, Any]) -> dict[str, Any]:
+    def without_lost_claims(self, status: dict[str, Any]) -> dict[str, Any]:
         """A directory that is not there any more holds nothing that could be resumed from, and one that
         others go on with brings back what is theirs."""
         void = self.lost or self._base_writer.trouble.fenced
@@ -179,6 +179,6 @@ class Presence:
         remove_card(self._folder, os.getpid())
 
     def remove_sockets(self) -> None:
-        for address in (self.card.control, board_of(self.card.control)):
+        for address in (self.card.control, board_address(self.card.control)):
             with contextlib.suppress(OSError):  # the folder may be somebody else's by now
                 socket_path(address).unlink(missing_ok=True)

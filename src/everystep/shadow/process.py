@@ -95,7 +95,7 @@ class Shadow:
         if fenced:
             self.succession.happens(RoleEvent.ENDS, "the run is another's")
         else:
-            self.requests.board.put_up(self.status())
+            self.requests.board.post(self.status())
             self.succession.begin()
         told = writer.trouble.problem if fenced else str(os.getpid())
         os.write(self.config.ready_fd, told.encode())
@@ -182,7 +182,7 @@ class Shadow:
         if trouble != self._noticed:
             self.intake.ring.put_notice(trouble)
             self._noticed = trouble
-        self.requests.board.put_up(self.status())
+        self.requests.board.post(self.status())
 
     def _wait(self) -> None:
         self._poll_ms = _POLL_MS_MIN if self._busy else min(2 * self._poll_ms, _POLL_MS_MAX)
@@ -214,7 +214,7 @@ class Shadow:
             "trainer_pid": self.config.trainer_pid if succession.trainer_lives else None,
             "warm": self.warmup.done,
             **describe_intake(self.intake),
-            **self.presence.honest(self.persistence.describe()),
+            **self.presence.without_lost_claims(self.persistence.describe()),
             "health": "degraded" if self._trouble else "ok",
             "problem": self._trouble,
         }

@@ -59,7 +59,7 @@ class Requests:
 
     def look_after(self) -> None:
         """Hear what is asked, and answer what can be answered."""
-        self.board.put_up(self._status())  # before others hear of what it tells
+        self.board.post(self._status())  # before others hear of what it tells
         self.descriptors.serve(self._handover.descriptors())
         base_writer, directory_watch = (
             self._persistence.base_writer,
@@ -153,7 +153,7 @@ class Requests:
         if closes and not self._persistence.shipped:
             return None
         status = self._status()
-        self.board.put_up(status)  # the writer may have got done since this was done last
+        self.board.post(status)  # the writer may have got done since this was done last
         if closes:
             self._succession.happens(RoleEvent.CLOSED)
         return Answer(status=status, error=self._persistence.shipper.problem if closes else "")

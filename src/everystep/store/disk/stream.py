@@ -93,7 +93,7 @@ class StreamWriter:
     def stat(self) -> os.stat_result:
         return os.fstat(self._fd)
 
-    def spoil(self, at: int) -> None:
+    def invalidate(self, at: int) -> None:
         """Nothing that begins at this block can be read any more. It is not cut off: somebody may have it
         mapped."""
         self._thread.shutdown()

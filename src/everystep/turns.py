@@ -55,18 +55,16 @@ class Turns:
             self._take_back()
         self.turn = Turn.SEALED
         self._resumption.must_resume = False
-        self.go_on()
+        self._begin()
 
-    def go_on(self) -> None:
+    def _begin(self) -> None:
         """From the state that was sealed last."""
-        self._check_open()
         self._resumption.restore_rng()
-        self._recorder.open()
+        self._recorder.begin_loop()
 
     def _take_back(self) -> None:
-        if self._recorder.is_opened:
-            self.turn = Turn.BROKEN  # until all of it is loaded
-            self._resumption.take_back()
+        self.turn = Turn.BROKEN  # until all of it is loaded
+        self._resumption.take_back()
 
     def rewind(self, step: int) -> list[str]:
         """To a kept step; returns what was wrong with what lies behind it."""
@@ -75,7 +73,7 @@ class Turns:
         turn, self.turn = self.turn, Turn.BROKEN  # until all of it is loaded
         self._resumption.rewind(found, live)
         self.turn = Turn.SEALED if turn is Turn.BROKEN else turn
-        self.go_on()
+        self._begin()
         self._is_void = True
         return found.problems
 
@@ -167,9 +165,6 @@ class Unrecorded:
         self._check_open()
         _refuse_open_turn(self)
         self.step += 1
-
-    def go_on(self) -> None:
-        self._check_open()
 
     def rewind(self, _: int) -> list[str]:
         self._check_open()

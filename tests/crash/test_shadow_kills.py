@@ -133,7 +133,8 @@ def check_against_reference(nursery, tmp_path, events, found, run) -> None:  # t
     restored_steps = [step for step, _ in found]
     assert not wrong, f"restores {wrong} of steps {restored_steps} are no state that training had"
     assert restored_steps == sorted(restored_steps), f"durable went back: {restored_steps}"
-    assert restored(run, "everything") == (len(steps), digests[len(steps)])
+    newest = len(steps), digests[len(steps)]
+    assert restored(run, "everything") == newest, f"close wrote less:\n{nursery.why()}"
 
 
 def seal_steps(run: everystep.Run, job: Job, count: int) -> dict[int, str]:

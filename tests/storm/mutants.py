@@ -389,6 +389,25 @@ MUTANTS = [
         "",
     ),
     Mutant(
+        "a log that is handed on is unscaled where it lies",
+        "replay/apply.py",
+        "(bool(call.amp) or rewrites_gradients(optimizer))",
+        "rewrites_gradients(optimizer)",
+    ),
+    Mutant(
+        "user state that was loaded has no room, and nobody makes it before the next seal",
+        "recorder.py",
+        "        self.link.starter.make_room(len(sealed.state))",
+        "        pass",
+        also=(
+            Change(
+                "recorder.py",
+                "            self._seal_now()\n            self._change_if_outgrown()\n",
+                "            self._seal_now()\n",
+            ),
+        ),
+    ),
+    Mutant(
         "attributes under odd names come from no store",
         "replay/optimizers.py",
         "not isinstance(name, str) or not is_text(name)",

@@ -138,7 +138,7 @@ MODELS = [
             "loss": "model(x.reshape(4, 2, 3, 1)).square().mean()",
         },
         gives="module own_loss no_matrix turned",
-        weight=1.2,
+        weight=2,
     ),
     part(
         "complex",

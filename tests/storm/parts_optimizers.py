@@ -131,7 +131,7 @@ OPTIMIZERS = [
         "fused",
         {"optimizer": "opts = [optim.$kind(params, lr=0.05, fused=True)]"},
         weight=1.2,
-        gives="one",
+        gives="one fused",
         bars="sparse complex lazy",
         likes="turned",
         kind=["SGD", "AdamW", "Adam"],

@@ -181,6 +181,7 @@ TURNS = [
         },
         gives="skips scaler",
         bars="closure_only sparse complex half",
+        likes="fused",
         zero=_ZERO,
     ),
     part("caught", {"turn": _CAUGHT}, gives="skips", bars="closure_only", zero=_ZERO),

@@ -49,7 +49,7 @@ class Tap:
             may_wait=may_wait,
             budget_percent=budget_percent,
         )
-        self.hooks = StepHooks(self.record, subject.turn, guard, self.open)
+        self.hooks = StepHooks(self.record, subject.turn, guard)
         self.seals = SealSender(self.record, subject, fingerprint_every)
         self._ring = ring
         self._rest = rest
@@ -75,10 +75,10 @@ class Tap:
     def opened(self) -> bool:
         return self._first is None
 
-    def open(self) -> None:
+    def open(self, *, is_awaited: bool = False) -> None:
         """Seal the state before the first step."""
         if self._first is not None:
-            self.seal(self.step, self._first)
+            self.seal(self.step, self._first, is_awaited=is_awaited)
 
     def has_sealed(self, step: int) -> bool:
         """Whether a seal that was interrupted is in the ring all the same."""

@@ -17,8 +17,8 @@ from torch.utils.data import IterableDataset
 
 from everystep.capture.rng import capture_rng, restore_rng
 from everystep.capture.state import has_state
+from everystep.console import announce
 from everystep.errors import UsageError
-from everystep.tell import tell
 
 _T = TypeVar("_T")
 
@@ -27,8 +27,8 @@ def data(loader: Iterable[_T]) -> Batches[_T]:
     """Batches of `loader` without end, one data epoch after the other: draw them with `next`.
 
     Give the result to attach, in `state`: a resumed run goes on with the very next batch, in the same order.
-    To get there, it loads the batches of the interrupted data epoch that were seen, and throws them away; if
-    `loader` is torchdata's StatefulDataLoader, that is not needed. A sampler's `set_epoch` is called.
+    To get there, it loads the batches of the interrupted data epoch that were seen, and throws them away.
+    torchdata's StatefulDataLoader does not need that. A sampler's `set_epoch` is called.
     A sampler that draws from global random states in the middle of a data epoch is not reproduced. A batch
     that was drawn ahead and is kept outside of `state` counts as seen: put whatever holds it into `state`.
     """
@@ -97,7 +97,7 @@ class Batches(Generic[_T]):
                 f"everystep.data: data epoch {self.epoch} has {skipped} batches, the run was at {self.batch}",
                 hint="build the loader as it was: the same data, batch size and sampler",
             )
-        tell(
+        announce(
             f"skipped {skipped} batches of data epoch {self.epoch} in "
             f"{time.perf_counter() - started:.1f} s (torchdata's StatefulDataLoader need not)"
         )

@@ -59,7 +59,7 @@ class CaptureError(EverystepError):
 
 
 class CaptureTooLarge(CaptureError):
-    """An event does not fit into a slot; the ring has to be made anew, larger."""
+    """An event does not fit into a slot; the ring has to be made again, larger."""
 
     def __init__(self, message: str, *, need_bytes: int) -> None:
         super().__init__(message)
@@ -75,11 +75,11 @@ class LaneTimeout(LaneError):
 
 
 class NotEnoughMemory(LaneError):
-    """Shared memory of the needed size cannot be had here."""
+    """This machine does not give shared memory of the size needed."""
 
 
 class ProtocolMismatch(LaneError):
-    """Another version of everystep, whose messages this one does not understand."""
+    """The other process runs a version of everystep whose messages this one does not understand."""
 
 
 class DescriptorsRefused(LaneError):
@@ -123,7 +123,7 @@ class NothingToRecover(RecoveryError):
 
 
 class StepUnavailable(RecoveryError):
-    """The step asked for is not retained."""
+    """The step asked for is not kept."""
 
 
 class DirectoryLost(RecoveryError):

@@ -10,7 +10,7 @@ from everystep.capture.tap import Tap
 
 NO_FIGURES: Mapping[str, Any] = MappingProxyType(
     {
-        "records_let_go": 0,
+        "records_dropped": 0,
         "rebases": 0,
         "edits": 0,
         "stall_seconds": 0,
@@ -22,7 +22,7 @@ NO_FIGURES: Mapping[str, Any] = MappingProxyType(
 def figures(past: Mapping[str, Any], tap: Tap) -> Mapping[str, Any]:
     """Those of the rings before, and of the one in use."""
     now = {
-        "records_let_go": tap.dropped,
+        "records_dropped": tap.dropped,
         "rebases": tap.record.rebases,
         "edits": tap.record.states.edits,
         "stall_seconds": tap.record.outbox.stall_seconds,

@@ -38,7 +38,7 @@ class Loop(Protocol):
         """A loop begins, and the turn before may not have ended."""
 
 
-class _Stand(NamedTuple):
+class _FramePosition(NamedTuple):
     """Where a frame stands."""
 
     code: CodeType
@@ -70,7 +70,7 @@ class Steps:
         self._run = run
         self._total = total
         self._current = False  # whether the open turn is ours
-        self._began: dict[int, _Stand] = {}  # where each frame stood when the turn began
+        self._began: dict[int, _FramePosition] = {}  # where each frame stood when the turn began
 
     def __iter__(self) -> Iterator[int]:
         if self._current and self._run.turn is Turn.OPEN:  # kept, and left nobody knows how
@@ -101,18 +101,18 @@ class Steps:
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             head = self._began.get(id(frame))
-            now = _Stand(frame.f_code, frame.f_lasti)
+            now = _FramePosition(frame.f_code, frame.f_lasti)
             if head is not None and head.code is now.code and head.at < now.at < head.end:
                 return True
             frame = frame.f_back
         return False
 
 
-def _stands(frame: FrameType | None) -> dict[int, _Stand]:
+def _stands(frame: FrameType | None) -> dict[int, _FramePosition]:
     """Of all frames that wait for a turn: the loop of a user may ask for it through others (tqdm)."""
     stands = {}
     while frame is not None:
-        stands[id(frame)] = _Stand(frame.f_code, frame.f_lasti)
+        stands[id(frame)] = _FramePosition(frame.f_code, frame.f_lasti)
         frame = frame.f_back
     return stands
 
@@ -125,13 +125,13 @@ def _caller() -> FrameType | None:
         return None
 
 
-def _left(began: dict[int, _Stand], frame: FrameType | None) -> bool:
+def _left(began: dict[int, _FramePosition], frame: FrameType | None) -> bool:
     """Whether the frame that dropped an iterator has left its loop in the ordinary way. What cannot be told
     counts as broken."""
     head = began.get(id(frame))
     if frame is None or head is None or head.instruction != "FOR_ITER":
         return False  # not a frame whose `for` has asked for the turn
-    now = _Stand(frame.f_code, frame.f_lasti)
+    now = _FramePosition(frame.f_code, frame.f_lasti)
     if now.code is not head.code:
         return False  # another frame, in the place of one that has ended
     # where an exception unwinds the stack, we see the instruction that raised it

@@ -19,7 +19,7 @@ from everystep.capture.subject import Subject
 from everystep.capture.tap import Tap
 from everystep.capture.versions import Versions
 from everystep.connection import Connection, waiting_rule
-from everystep.core.cadence import Rest
+from everystep.core.cadence import RestBetweenBases
 from everystep.core.phases import Phase
 from everystep.errors import RunBusy
 from everystep.figures import NO_FIGURES, figures
@@ -52,7 +52,7 @@ class Recorder:
         self.boundary = Boundary(path, self, self.health, raises=options.on_failure == "raise")
         self._holder = holder
         self._options = options
-        self._rest = Rest(options.every)
+        self._rest = RestBetweenBases(options.every)
         self._loop_has_begun = False
         self._past = NO_FIGURES
         disarm_in_forks(self)
@@ -68,9 +68,9 @@ class Recorder:
         """Start a shadow and record into it what is live now, which counts as sealed. Without a replica to
         hand on, the base is sent. `opening_rng`: random states that are not restored yet."""
         self.step, self.link.starter.standing.point = start.step, start.point
-        moment = self.subject.moment(opening_rng)
-        self.subject.turn.begin(moment)
-        self.link.starter.make_room(len(moment.state))  # what was loaded may be more than at first
+        sealed = self.subject.sealed_values(opening_rng)
+        self.subject.turn.begin(sealed)
+        self.link.starter.make_room(len(sealed.state))  # what was loaded may be more than at first
         self._connect(start.versions, predecessor, found)
         self._loop_has_begun = False
         self._open(
@@ -152,7 +152,7 @@ class Recorder:
 
     def _seal_now(self) -> None:
         turn = self.subject.turn
-        turn.begin(self.boundary.guard(self.subject.moment)())
+        turn.begin(self.boundary.guard(self.subject.sealed_values)())
         if self.tap is not None:
             self.boundary.guard(self.tap.seal)(self.step, turn.sealed)
 

@@ -15,6 +15,7 @@ import msgspec
 from everystep.capture.census import LiveCensus
 from everystep.capture.rng import check_recordable, check_rng, restore_rng
 from everystep.capture.state import UserState
+from everystep.console import announce
 from everystep.core.forecast import check_fits
 from everystep.core.resume import nothing_found
 from everystep.errors import EverystepError, Fenced, NothingToRecover, ShadowLost
@@ -27,9 +28,8 @@ from everystep.recover.meet import check_resume, point_here, shadow_of, sync_new
 from everystep.recover.point import RestorePoint, resumed_line
 from everystep.recover.script import NO_DIFFERENCE, check_override, compare_values, keep_values
 from everystep.sealed import Sealed
-from everystep.shadow.outlook import look_ahead
+from everystep.shadow.disk_forecast import forecast_disk
 from everystep.standing import Start
-from everystep.tell import tell
 
 log = logging.getLogger("everystep")
 
@@ -106,14 +106,14 @@ class Resumption:
             )
         if found is None:
             nothing_found(str(self.path), self._options.resume)
-            self._look_ahead(live, resumes=False)
+            self._forecast_disk(live, resumes=False)
             self._timed("connect", recorder.connect, start, predecessor=card)
             return
         live = recorder.subject.live
         if adopts:
             start = start._replace(point=point_here(self.path, found.line or found.point))
         try:
-            self._look_ahead(live, resumes=True)
+            self._forecast_disk(live, resumes=True)
             # a shadow's memory is handed on only if it describes exactly what is trained now
             whole = found if found.handle and found.census.same_training(live.census) else None
             self._timed(
@@ -129,12 +129,12 @@ class Resumption:
         for problem in found.problems:
             warnings.warn(f"everystep: {problem}", stacklevel=4)
         if resumes:
-            tell(resumed_line(str(self.path), found))
+            announce(resumed_line(str(self.path), found))
 
-    def _look_ahead(self, live: LiveCensus, *, resumes: bool) -> None:
+    def _forecast_disk(self, live: LiveCensus, *, resumes: bool) -> None:
         """Warn if the disk will not last. Where nothing could be lost yet, refuse one that is too small."""
         with contextlib.suppress(OSError):  # a disk that does not answer is the shadow's business
-            ahead = look_ahead(self.path, live.census, self._options)
+            ahead = forecast_disk(self.path, live.census, self._options)
             if not resumes:
                 check_fits(str(self.path), live.census, ahead.free_bytes)
             self.disk_forecast = msgspec.to_builtins(ahead)

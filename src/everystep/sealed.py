@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from everystep.capture.turn import Moment
+from everystep.capture.turn import SealedValues
 from everystep.connection import START_SECONDS, WAIT_SECONDS
 from everystep.core.phases import Phase
 from everystep.errors import EverystepError, LaneTimeout, ShadowLost
@@ -135,7 +135,7 @@ class Sealed:
             refuse_foreign(recorder.link.folder, what)
             recorder.link.connection.pause(deadline, what)
 
-    def _still_sealed(self, operation: str) -> Moment:
+    def _still_sealed(self, operation: str) -> SealedValues:
         """What the last seal said, if training is still there: else nobody can record that step any more."""
         recorder = self.recorder
         moved_on = recorder.subject.turn.has_moved_on()

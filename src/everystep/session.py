@@ -13,6 +13,7 @@ from everystep.capture.refusals import refuse_many_ranks
 from everystep.capture.state import UserState
 from everystep.capture.subject import Subject
 from everystep.compression.compressor import described
+from everystep.console import announce
 from everystep.core.status import build_status, summary
 from everystep.device.pages import refusals as page_lock_refusals
 from everystep.ended import End
@@ -27,7 +28,6 @@ from everystep.recover.meet import hold_run
 from everystep.resuming import Resumption
 from everystep.sealed import DURABLE_SECONDS, Sealed
 from everystep.store.tags import check_tag_name, set_tag
-from everystep.tell import tell
 from everystep.turns import Turns, Unrecorded
 
 _GLANCE_SECONDS = 0.2
@@ -84,7 +84,7 @@ class Run:
         """Indices of the steps still to do, up to `total`; each turn seals the step before."""
         start = self.resume()
         if total < start:  # a finished job that was started again
-            tell(f"{self.path} is at step {start}: steps({total}) has nothing left to do")
+            announce(f"{self.path} is at step {start}: steps({total}) has nothing left to do")
         return self._turns.loop(total)
 
     def resume(self) -> int:
@@ -159,7 +159,7 @@ class Run:
         return build_status(str(self.path), document)
 
     def rewind(self, step: int) -> int:
-        """Take live training back to a retained step; the loop goes on from there."""
+        """Take live training back to a kept step; the loop goes on from there."""
         for problem in self._turns.rewind(step):
             warnings.warn(f"everystep: {problem}", stacklevel=2)
         return self.step

@@ -15,7 +15,7 @@ from everystep.store.home import known_run
 from everystep.store.layout import term_numbers
 from everystep.store.runs import Known
 
-_HANDED_MAX = 8  # lives in a row in which nothing was claimed
+_HANDED_MAX = 8  # attaches in a row that claimed no term
 
 
 class Place(NamedTuple):

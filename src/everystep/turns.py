@@ -67,7 +67,7 @@ class Turns:
         self._resumption.take_back()
 
     def rewind(self, step: int) -> list[str]:
-        """To a retained step; returns what was wrong with what lies behind it."""
+        """To a kept step; returns what was wrong with what lies behind it."""
         self._check_open()
         found, live = self._resumption.find(step)
         turn, self.turn = self.turn, Turn.BROKEN  # until all of it is loaded

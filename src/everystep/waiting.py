@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from everystep.console import announce
 from everystep.core.patience import STILL_SECONDS, Patience, Wait
 from everystep.core.sizes import size
 from everystep.errors import EverystepError, LaneTimeout
 from everystep.lane.control import AskStatus, ask
 from everystep.lane.host import process_state
 from everystep.process.spawn import ShadowHandle
-from everystep.tell import tell
 
 _BOARD_SECONDS = 1.0
 
@@ -39,7 +39,7 @@ class DurableWait:
         now = time.monotonic()
         verdict = self._patience.look(_sign(status), now)
         if verdict is Wait.TELL:
-            tell(
+            announce(
                 f"{self._what}: waiting until step {self._step} is written; {self._describe(status)}"
             )
         elif verdict is Wait.OVER:

@@ -36,7 +36,7 @@ class Host:
     def commit(self, *steps: int) -> None:
         for step in steps:
             self.writer.commit(snapshot(step))
-            self.writer.retain()
+            self.writer.apply_retention()
 
     def ship(self) -> None:
         self.shipper.turn()

@@ -33,7 +33,7 @@ def shipments(seed: int, folder: Path, *, forgets: bool | None = None) -> Iterat
         promised = [(0, -1)]
         for step in range(1, SHIPMENTS + 1):
             host.writer.commit(snapshot(step))
-            host.writer.retain()
+            host.writer.apply_retention()
             host.ship()
             promised.append((len(disk.trace), step))
     assert not disk.unseen, f"seed {seed}: written past the disk: {disk.unseen[0]}"

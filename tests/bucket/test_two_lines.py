@@ -186,7 +186,7 @@ class Host:
             self.log.close()
             self.based = self.logged = steps[-1]
             self.bases.append(steps[-1])
-            self.writer.retain()
+            self.writer.apply_retention()
             kept = {c.entry.step for c in read_lineage(self.run).candidates}
             assert kept >= set(self.bases[-self.keep :]), (
                 f"{self.name} keeps {self.keep} of {self.bases}, and has {sorted(kept)}"

@@ -40,7 +40,7 @@ def test_overhead(tmp_path: Path) -> None:
     for name in ("everystep", "everystep-state"):
         ours = document["methods"][name]
         assert ours["durable_step_after_close"] == ours["trainer_step"] >= 3
-        assert ours["records_let_go"] == 0
+        assert ours["records_dropped"] == 0
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 

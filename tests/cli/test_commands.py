@@ -82,7 +82,7 @@ def test_refusals_are_exit_code_two(tmp_path: Path, verb: str) -> None:
 
 def test_unknown_step_names_the_retained_ones(run_path: Path) -> None:
     code, refusal, _ = command("inspect", run_path, "77")
-    assert code == 2 and "not retained" in refusal["error"] and "3" in refusal["hint"]
+    assert code == 2 and "not kept" in refusal["error"] and "3" in refusal["hint"]
 
 
 def test_doctor_says_whether_the_shadow_outlives_its_trainer() -> None:

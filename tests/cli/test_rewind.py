@@ -133,6 +133,6 @@ def test_a_step_that_is_not_there(tmp_path: Path) -> None:
     run = tmp_path / "run"
     lose_host(adamw, run, 6, 1)
     code, document = rewind(run, 99)
-    assert code == 2 and "not retained" in str(document)
+    assert code == 2 and "not kept" in str(document)
     code, document = rewind(tmp_path / "nothing", 1)
     assert code == 2

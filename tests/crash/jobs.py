@@ -176,7 +176,7 @@ def train(name: str, total: int, journal: Path, run: Path | None = None, **optio
             if stopping and not job.skipped and _is_well(live, stop_file):
                 break
         status = live.status()
-        out.write("status", let_go=status["records_let_go"], health=status["health"])
+        out.write("status", dropped=status["records_dropped"], health=status["health"])
     out.write("final", **job.final())
     return job
 

@@ -169,12 +169,12 @@ def test_a_damaged_older_base_does_not_stop_the_writer(name: str, tmp_path: Path
     writer = continue_run(run, 2)
     for step in (1, 2):
         writer.commit(snapshot(step))
-        writer.retain()
+        writer.apply_retention()
     document = run / "terms/000001/bases/000000000002" / name
     document.write_bytes(document.read_bytes()[:-1])
     for step in (3, 4, 5):
         assert writer.commit(snapshot(step)).step == step
-        writer.retain()
+        writer.apply_retention()
         assert load(run) == step
     assert verify_run(run).problems == []
 

@@ -55,7 +55,7 @@ def test_replay_goes_on(
             slowest, began = max(slowest, now - began), now
         assert slowest < 10, f"a step took {slowest:.1f} s"
         last = run.step
-        wait_until(lambda: run.status()["replayed_step"] == last, "all to be redone")
+        wait_until(lambda: run.status()["replayed_step"] == last, "all to be replayed")
         assert run.status()["durable_step"] == (3 if when == "later" else None)
         hangs.unlink()
         run.flush()

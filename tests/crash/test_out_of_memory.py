@@ -17,7 +17,7 @@ import everystep
 from everystep.lane.cgroup import _folders
 from everystep.lane.control import AskStatus, ask
 from everystep.lane.runtime import read_card, runtime_dir
-from everystep.process.spare import oom_score_adj
+from everystep.process.oom_score import oom_score_adj
 from everystep.recover.find import find_newest
 
 from .processes import shadows, wait_until

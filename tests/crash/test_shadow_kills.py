@@ -159,7 +159,7 @@ def test_stopped_shadow_with_drop_lets_go_and_bases_itself_anew(
             digests = seal_steps(run, job, RING_SLOTS_MAX + 40)
         finally:
             os.kill(pid, signal.SIGCONT)
-        wait_until(lambda: run.status()["records_let_go"] > 0, "records to be let go", 1)
+        wait_until(lambda: run.status()["records_dropped"] > 0, "records to be dropped", 1)
 
         def in_step() -> bool:
             digests.update(seal_steps(run, job, 1))
@@ -167,9 +167,9 @@ def test_stopped_shadow_with_drop_lets_go_and_bases_itself_anew(
             return status["shadow_step"] == run.step and status["health"] == "ok"
 
         wait_until(in_step, "the shadow to be in step again")
-        let_go = run.status()["records_let_go"]
+        dropped = run.status()["records_dropped"]
         digests.update(seal_steps(run, job, 5))
-        assert run.status()["records_let_go"] == let_go, "records are still let go"
+        assert run.status()["records_dropped"] == dropped, "records are still dropped"
         assert shadows(runtime) == [pid], "the same shadow is there"
         run.flush()
         assert restored(run.path, "everything") == (run.step, digests[run.step])
@@ -198,7 +198,7 @@ def test_stopped_shadow_with_wait_loses_nothing(runtime: Path, tmp_path: Path) -
         digests = seal_steps(run, job, RING_SLOTS_MAX + 40)
         waker.join()
         status = run.status()
-        assert status["records_let_go"] == 0 and status["stall_seconds"] > 0
+        assert status["records_dropped"] == 0 and status["stall_seconds"] > 0
         run.flush()
         assert restored(run.path, "adam") == (run.step, digests[run.step])
     train("adam", run.step, tmp_path / "reference")

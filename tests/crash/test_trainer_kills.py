@@ -98,7 +98,7 @@ def check_losses(journal: Path) -> tuple[int, int]:
             assert event["step"] == finished + 1
             finished = event["step"]
         elif event["kind"] == "status":
-            assert event["let_go"] == 0 and event["health"] == "ok", event
+            assert event["dropped"] == 0 and event["health"] == "ok", event
     return finished, hurt
 
 

@@ -66,7 +66,7 @@ def main() -> None:
             os.environ["EVERYSTEP_CRASH_AT"] = point
         writer.commit(snapshot(step))
         print(step, flush=True)  # this step was acknowledged: it may never be lost again
-        writer.retain()
+        writer.apply_retention()
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from everystep.capture.state import UserState
 from everystep.capture.subject import Subject
 from everystep.capture.tap import Tap
 from everystep.capture.versions import Versions
-from everystep.core.cadence import Rest
+from everystep.core.cadence import RestBetweenBases
 from everystep.core.census import Mode
 from everystep.core.events import Event, Seal
 from everystep.core.geometry import Geometry
@@ -56,7 +56,7 @@ class Desk:
         for index, spec in enumerate(self.live.census.optimizers):
             if spec.mode is Mode.REPLAY:
                 self.intake.state.advances[index] = Advance(self.live.census, self.replica)
-        self._subject.turn.begin(self._subject.moment())
+        self._subject.turn.begin(self._subject.sealed_values())
         self.tap = Tap(
             self._subject,
             self._ring,
@@ -64,7 +64,7 @@ class Desk:
             versions=Versions([0] * len(self.live.tensors)),
             guard=lambda work: work,
             may_wait=self._take_in,
-            rest=Rest(1),
+            rest=RestBetweenBases(1),
             budget_percent=5.0,
             fingerprint_every=1,
         )
@@ -73,7 +73,7 @@ class Desk:
         self.seal(0)
 
     def seal(self, step: int) -> None:
-        self.tap.seal(step, self._subject.moment())
+        self.tap.seal(step, self._subject.sealed_values())
         self.tap.record.land()  # a device's copies are done when it says so
         if self.tap.record.copier.sides and torch.cuda.is_initialized():
             torch.cuda.synchronize()

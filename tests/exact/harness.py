@@ -194,7 +194,7 @@ def check(
     same(losses, {**losses, **outcome.losses}, "losses")
     same(end, outcome.end, "end")
     assert outcome.status["health"] == "ok", outcome.status["problem"]
-    assert (outcome.status["repairs"], outcome.status["records_let_go"]) == (0, 0)
+    assert (outcome.status["repairs"], outcome.status["records_dropped"]) == (0, 0)
     _check_store(build, run, total, loadable)
     return outcome
 

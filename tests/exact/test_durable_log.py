@@ -344,7 +344,7 @@ def test_damage_that_is_met_on_the_way(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Where steps before it were redone in live tensors already, everything is loaded again up to there."""
+    """Where steps before it were replayed in live tensors already, everything is loaded again up to there."""
     end, losses, _ = unbroken(adamw, TOTAL)
     flip(logged, step, part)
     load, loaded = Loader.load, []

@@ -86,7 +86,7 @@ def test_early_tap(touch: Any, trust: str, rebases: int, tmp_path: Path) -> None
     assert status["early_tap"] == [trust]
     was_armed = touch in (nothing, clipped_later, unseen_later)
     assert status["early_gradients"] >= 20 if was_armed else status["early_gradients"] == 0
-    assert (status["rebases"], status["repairs"], status["records_let_go"]) == (rebases, 0, 0)
+    assert (status["rebases"], status["repairs"], status["records_dropped"]) == (rebases, 0, 0)
 
 
 @pytest.mark.usefixtures("waiting_device")

@@ -98,7 +98,7 @@ def test_iterator_made_before_attach_is_an_error(tmp_path: Path) -> None:
 
 
 def test_rewind_puts_the_loader_back(tmp_path: Path) -> None:
-    """Back to a retained step, with a new iterator: the same batches, the same dropout."""
+    """Back to a kept step, with a new iterator: the same batches, the same dropout."""
     build = partial(iterating, 0, True)
     end, losses, _ = unbroken(build, 6)
     seed_all(SEED)

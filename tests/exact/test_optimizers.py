@@ -71,7 +71,7 @@ def test_replayed_optimizers(tmp_path: Path, source: str) -> None:
 
 
 @pytest.mark.parametrize("source", ["shadow", "store"])
-def test_optimizers_redone_at_recovery(tmp_path: Path, source: str) -> None:
+def test_optimizers_replayed_at_recovery(tmp_path: Path, source: str) -> None:
     mixed = LOGGED | {"adamw": REPLAYED["adamw_fused"]}
     outcome = check(partial(many, mixed, False), tmp_path, die_at=(2, 4), source=source)
     modes = {name: mode for name, (mode, _) in outcome.status["optimizers"].items()}

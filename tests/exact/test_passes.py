@@ -52,7 +52,7 @@ def test_every_stored_step_is_what_training_had(tmp_path: Path) -> None:
             optimizer.zero_grad()
         states[STEPS] = freeze([model.state_dict(), optimizer.state_dict()["state"]])
         status = run.status()
-    assert status["exactness"] == "exact" and status["records_let_go"] == 0
+    assert status["exactness"] == "exact" and status["records_dropped"] == 0
     assert status["replay_passes"] < 0.8 * status["records"], "nothing was replayed together"
     stored = everystep.open_run(tmp_path / "run").steps
     assert len(stored) >= 3 and stored[-1] == STEPS

@@ -19,9 +19,9 @@ from everystep.capture.seals import SealSender
 from everystep.capture.state import UserState
 from everystep.capture.subject import Subject
 from everystep.capture.tap import Tap
-from everystep.capture.turn import Moment
+from everystep.capture.turn import SealedValues
 from everystep.capture.versions import Versions
-from everystep.core.cadence import Rest
+from everystep.core.cadence import RestBetweenBases
 from everystep.core.geometry import Geometry
 from everystep.core.phases import TRANSITIONS, Cause, Phase, advance
 from everystep.errors import CaptureTooLarge
@@ -48,7 +48,7 @@ class Lane:
         memory = SharedMemory.create(geometry.bytes, "lane")
         ring = RingWriter(memory, geometry, nonce=5)
         self.shadow = RingReader(memory, geometry)
-        subject.turn.begin(subject.moment())
+        subject.turn.begin(subject.sealed_values())
         self.tap = Tap(
             subject,
             ring,
@@ -56,7 +56,7 @@ class Lane:
             versions=Versions([0] * len(live.tensors)),
             guard=lambda work: work,
             may_wait=lambda *_: False,
-            rest=Rest(every),
+            rest=RestBetweenBases(every),
             budget_percent=5.0,
             fingerprint_every=1000,
         )
@@ -64,7 +64,7 @@ class Lane:
         self.tap.record.bases.add(fresh=True)
 
     def seal(self) -> None:
-        moment = self._subject.moment()
+        moment = self._subject.sealed_values()
         self._subject.turn.begin(moment)
         self.tap.seal(self.tap.step + 1, moment)
 
@@ -192,7 +192,7 @@ def interrupted_while_nothing_is_recorded(monkeypatch: pytest.MonkeyPatch) -> No
     lane.interrupted_seal(monkeypatch, "skip")
     lane.step()
     assert lane.tap.phase is Phase.RESTING
-    lane.tap.seal(lane.tap.step, Moment(b"", b"", (b"",)), is_awaited=True)
+    lane.tap.seal(lane.tap.step, SealedValues(b"", b"", (b"",)), is_awaited=True)
     assert lane.tap.phase is Phase.DROPPING
     lane.interrupted_seal(monkeypatch, "skip")
     lane.step()
@@ -215,7 +215,7 @@ def too_large_for_a_slot(_: pytest.MonkeyPatch) -> None:
     with pytest.raises(CaptureTooLarge):
         lane.step()
     lane.tap.outgrow()
-    lane.tap.seal(lane.tap.step, Moment(b"", b"", (b"",)), is_awaited=True)
+    lane.tap.seal(lane.tap.step, SealedValues(b"", b"", (b"",)), is_awaited=True)
     assert lane.tap.phase is Phase.OUTGROWN
 
 

@@ -172,7 +172,7 @@ def test_late_copies(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     sides = use_lagging_sides(monkeypatch, SEED, eagerness=0.1)
     status = train(JOBS[name], tmp_path / "run")
     assert sum(side.waits for side in sides) > 0, "nothing was ever late"
-    assert (status["repairs"], status["records_let_go"]) == (0, 0)
+    assert (status["repairs"], status["records_dropped"]) == (0, 0)
 
 
 @pytest.mark.parametrize("name", ["zero", "data_zero", "nesterov", "scribbling", "scaled"])
@@ -234,7 +234,7 @@ def test_state_edited_while_it_is_copied_is_sent_again(
 ) -> None:
     use_lagging_sides(monkeypatch, SEED, eagerness=0.0)
     status = train(edited_in_flight, tmp_path / "run")
-    assert status["records_let_go"] > 0
+    assert status["records_dropped"] > 0
 
 
 def static() -> Job:
@@ -255,7 +255,7 @@ def static() -> Job:
 def test_gradients_written_in_place_from_some_step_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was kept in good faith is noticed one step later, and everything is based anew."""
+    """What was kept in good faith is noticed one step later, and everything is re-based."""
     use_lagging_sides(monkeypatch, SEED, eagerness=0.0)
     status = train(static, tmp_path / "run")
     assert status["rebases"] == 1
@@ -273,7 +273,7 @@ def test_state_that_does_not_fit_before_the_next_step(
     use_lagging_sides(monkeypatch, SEED, eagerness=0.1)
     status = train(JOBS["none"], tmp_path / "run", tuning=everystep.Tuning(log=False))
     assert bool(status["snapshots"]) == bool(free_bytes)
-    assert status["records_let_go"] == 0
+    assert status["records_dropped"] == 0
 
 
 def adapter_of_something_huge() -> Job:
@@ -297,4 +297,4 @@ def test_an_atom_larger_than_the_ring_is_based(
 ) -> None:
     use_lagging_sides(monkeypatch, SEED, eagerness=0.5)
     status = train(adapter_of_something_huge, tmp_path / "run", on_lag="drop")
-    assert status["records_let_go"] == 0
+    assert status["records_dropped"] == 0

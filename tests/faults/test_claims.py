@@ -1,5 +1,5 @@
 """What `status` claims for the loss of the host is what recovery finds, or less: at any instant of any life
-of a run, whatever the trainer lets go, the disk refuses or somebody changes in the model."""
+of a run, whatever the trainer drops, the disk refuses or somebody changes in the model."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Life:
 
     def do_something(self) -> str:
         work = self.chance.choices(
-            [self.record, self.let_go, self.anew, self.base, self.again, self.batch],
+            [self.record, self.drop, self.anew, self.base, self.again, self.batch],
             [12, 1, 1, 3, 1, 1],
         )[0]
         work()
@@ -80,7 +80,7 @@ class Life:
         after, self.step = self.step, self.step + 1
         self._offer(after, Edit(2, "", "uint8", (SIZES[2],), 0, SIZES[2], 0))
 
-    def let_go(self) -> None:
+    def drop(self) -> None:
         self.step += self.chance.choice([1, 3])
         self.record()
 

@@ -151,7 +151,7 @@ class Work:
         if self._log is not None:
             self._log.close()
         self._claim(step=step)
-        self._writer.retain()
+        self._writer.apply_retention()
 
     def _append(self) -> None:
         if self._log is None or self._logged != self.step or self._based < 0:

@@ -40,7 +40,11 @@ def main() -> int:
 
 def _train(job: Job, run_dir: Path, kept: Path) -> dict[str, dict[str, str]]:
     found: dict[str, dict[str, str]] = {}
-    options = {"durable_every": "1h", "keep_last": len(job.based), "on_failure": "raise"}
+    options = {
+        "durable_every": "1h",
+        "keep": everystep.Keep(last=len(job.based)),
+        "on_failure": "raise",
+    }
     options |= {"durable_log": 1} if job.logged else {}
     with everystep.attach(
         job.model, job.optimizer, run=run_dir, state={"notes": {"made": "golden"}}, **options

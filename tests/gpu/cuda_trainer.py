@@ -78,7 +78,7 @@ def main() -> None:
     for tensor in (*model.state_dict().values(), *slots):
         digest.update(tensor.cpu().numpy().tobytes())
     answer = {"start": start, "losses": losses, "digest": digest.hexdigest()}
-    answer |= {k: status.get(k) for k in ("exactness", "resumed_from", "records_let_go")}
+    answer |= {k: status.get(k) for k in ("exactness", "resumed_from", "records_dropped")}
     print(json.dumps(answer))
 
 

@@ -89,4 +89,4 @@ def test_what_is_stored_is_what_training_had(
     for number, (a, b) in enumerate(zip(expected, state(fresh, other), strict=True)):
         assert torch.equal(a, b), f"tensor {number} differs"
     assert more <= 32 << 20, f"{more / 2**20:.0f} MiB more at the peak"
-    assert status["records_let_go"] == 0
+    assert status["records_dropped"] == 0

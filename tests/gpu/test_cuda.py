@@ -47,7 +47,7 @@ def test_killed_cuda_trainer_comes_back(tmp_path: Path, kind: str) -> None:
     assert reference is not None and resumed is not None
     assert resumed["start"] == 15
     assert resumed["resumed_from"] == "shadow"
-    assert resumed["exactness"] == "exact"  # by twins; Muon is redone on the GPU itself
+    assert resumed["exactness"] == "exact"  # by twins; Muon is replayed on the GPU itself
     assert resumed["losses"] == reference["losses"][15:]
     assert resumed["digest"] == reference["digest"]
 

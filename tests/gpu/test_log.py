@@ -1,4 +1,4 @@
-"""A log of what the device consumed, redone on the device: every bit comes back, dense or sparse."""
+"""A log of what the device consumed, replayed on the device: every bit comes back, dense or sparse."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_lost_host(method: str, fused: bool, tmp_path: Path) -> None:
 def test_damage_that_is_met_on_the_way(
     method: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Steps before it are being redone on the device by then."""
+    """Steps before it are being replayed on the device by then."""
     model, optimizer = train_and_lose_the_host(tmp_path / "run", method, True)
     assert everystep.restore(tmp_path / "run", model, optimizer, step=11) == 11
     expected = [tensor.clone() for tensor in state_of(model, optimizer)]

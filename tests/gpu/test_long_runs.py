@@ -144,7 +144,7 @@ def test_every_bit_for_hundreds_of_steps(build: Callable[[], Job], tmp_path: Pat
         status = run.status()
         expected = [tensor.clone() for tensor in state_of(job)]
     assert status["exactness"] == "exact"
-    assert (status["repairs"], status["rebases"], status["records_let_go"]) == (0, 0, 0)
+    assert (status["repairs"], status["rebases"], status["records_dropped"]) == (0, 0, 0)
     assert based_at, f"the first base did not arrive in {_MOST_STEPS} steps"
     assert status["fingerprints_checked"] >= STEPS // _EVERY
     for tensor in state_of(job):

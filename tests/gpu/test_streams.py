@@ -68,7 +68,7 @@ def expected(number: int) -> list[float]:
     return [float(number + i) for i in range(len(SHAPES)) for _ in range(3)]
 
 
-def test_memory_that_was_let_go_may_be_overwritten(setting: Any) -> None:
+def test_memory_that_was_released_may_be_overwritten(setting: Any) -> None:
     copier, ring, layout = setting
     for number in range(20):
         at = ring.slot_at(number) + 4096
@@ -95,7 +95,7 @@ def test_without_the_wait_it_would_be_overwritten(setting: Any) -> None:
     assert wrong
 
 
-def test_memory_that_was_let_go_may_be_given_to_others(setting: Any) -> None:
+def test_memory_that_was_released_may_be_given_to_others(setting: Any) -> None:
     """Parts are released one by one while others allocate in between."""
     copier, ring, layout = setting
     for number in range(20):

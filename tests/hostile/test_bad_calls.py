@@ -40,7 +40,7 @@ def test_seal_and_steps_at_the_wrong_time(runtime: Path, tmp_path: Path) -> None
                 run.seal()
         assert list(run.steps(3)) == [] and run.step == 4
         assert list(run.steps(4)) == [] and run.step == 4
-        assert run.status()["records_let_go"] == 0
+        assert run.status()["records_dropped"] == 0
     for call in (run.seal, run.resume, run.flush, lambda: run.steps(9)):
         with pytest.raises(UsageError, match="closed"):
             call()  # type: ignore[operator]

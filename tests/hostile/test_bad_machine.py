@@ -85,7 +85,7 @@ def check_heals(training: Training, mend: Callable[[], object], reason: str) -> 
     status = training.until(
         lambda s: s["health"] == "ok" and (s["durable_step"] or 0) > max(durable, before), "a base"
     )
-    assert status["problem"] == "" and status["records_let_go"] == 0
+    assert status["problem"] == "" and status["records_dropped"] == 0
     training.run.flush()
     training.check_durable(training.run.step)
     training.run.close()

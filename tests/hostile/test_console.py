@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import everystep
-from everystep.tell import tell
+from everystep.console import announce
 
 from .traces import adam, model, shadows, train_step
 
@@ -114,14 +114,14 @@ def test_told_where_it_is_seen(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     """Printed as long as nobody configured logging for it; logged where somebody did; once in either case."""
-    tell("one")
+    announce("one")
     assert capfd.readouterr().err == "everystep: one\n" and not caplog.messages
     with caplog.at_level(logging.INFO):
-        tell("two")
+        announce("two")
     assert not capfd.readouterr().err and caplog.messages == ["two"]
     own = logging.NullHandler()
     logging.getLogger("everystep").addHandler(own)
-    tell("three")
+    announce("three")
     logging.getLogger("everystep").removeHandler(own)
     assert not capfd.readouterr().err
 
@@ -138,5 +138,5 @@ def test_quiet_is_a_switch_as_others_are(
 ) -> None:
     """What is not understood silences nothing."""
     monkeypatch.setenv("EVERYSTEP_QUIET", said)
-    tell("one")
+    announce("one")
     assert capfd.readouterr().err == ("" if quiet else "everystep: one\n")

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import everystep
-from everystep.capture.outbox import OrDrop, RingFull
+from everystep.capture.outbox import DropIfRingFull, RingFull
 from everystep.core import geometry
 
 RING_SLOTS_MAX = 128
@@ -56,17 +56,17 @@ def test_no_frame_of_the_step_outlives_it(tmp_path: Path) -> None:
         finally:
             gc.enable()
             os.kill(pid, signal.SIGCONT)
-        assert run.status()["records_let_go"] > 0
+        assert run.status()["records_dropped"] > 0
         assert alive == 0
 
 
 def test_a_full_ring_is_no_error_and_leaves_no_traceback() -> None:
     dropped = []
     full = RingFull()
-    with OrDrop(lambda: dropped.append(True)):
+    with DropIfRingFull(lambda: dropped.append(True)):
         raise full
     assert dropped == [True] and full.__traceback__ is None
-    with pytest.raises(ValueError, match="another"), OrDrop(lambda: dropped.append(True)):
+    with pytest.raises(ValueError, match="another"), DropIfRingFull(lambda: dropped.append(True)):
         raise ValueError("another")
 
 

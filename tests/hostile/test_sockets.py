@@ -18,7 +18,7 @@ import zmq
 from torch import nn, optim
 
 import everystep
-from everystep.lane.control import AskClose, AskFlush, AskStatus, AskYield, board_of
+from everystep.lane.control import AskClose, AskFlush, AskStatus, AskYield, board_address
 from everystep.lane.protocol import PROTOCOL
 from everystep.lane.runtime import ShadowCard, read_card, runtime_dir
 
@@ -153,13 +153,13 @@ def test_noise(which: str, tmp_path: Path) -> None:
     idle = _idle(card)
     if which != "descriptors":
         with zmq.Context() as context:
-            address = card.control if which == "control" else board_of(card.control)
+            address = card.control if which == "control" else board_address(card.control)
             too_many_parts(context, address, 150, 1_000_000)
         assert resident(card.pid) < before + GROWTH_BYTES, "it keeps what it has answered"
     if which == "descriptors":
         knock(card.descriptors, chance)
     else:
-        flood(card.control if which == "control" else board_of(card.control), chance)
+        flood(card.control if which == "control" else board_address(card.control), chance)
     _train(model, optimizer, steps, 3)
     status = run.status()
     assert status["health"] == "ok", status["problem"]
@@ -186,7 +186,11 @@ def _train(model: nn.Module, optimizer: optim.Optimizer, steps: Iterator[int], c
 def _idle(card: ShadowCard) -> list[socket.socket]:
     """Connections that nobody uses, to every socket."""
     peers = []
-    for path in (card.descriptors, card.control.removeprefix("ipc://"), board_of(card.control)[6:]):
+    for path in (
+        card.descriptors,
+        card.control.removeprefix("ipc://"),
+        board_address(card.control)[6:],
+    ):
         for _ in range(20):
             peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             peer.settimeout(1)

@@ -107,7 +107,7 @@ def test_a_shadow_that_stands_still_is_waited_for_and_that_is_told(
         assert re.search(rf"until \d\d:\d\d:\d\d for shadow {pid} to read it", told[-1])
         assert f"it is stopped: kill -CONT {pid} wakes it" in told[-1]
     assert training.run.flush(60) == training.run.step
-    assert training.run.status()["records_let_go"] == 0
+    assert training.run.status()["records_dropped"] == 0
     training.run.close()
 
 

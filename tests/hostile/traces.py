@@ -21,7 +21,7 @@ def adam(net: nn.Module) -> torch.optim.Optimizer:
 
 
 def sgd(net: nn.Module) -> torch.optim.Optimizer:
-    """Its steps are redone without torch: a shadow is quick to start."""
+    """Its steps are replayed without torch: a shadow is quick to start."""
     return torch.optim.SGD(net.parameters(), lr=1e-2, momentum=0.9)
 
 

@@ -46,7 +46,7 @@ def test_a_sync_that_fails_behind_the_rename_loses_no_base(
     assert writer.commit(snapshot(2)).step == 2
     assert folder in synced, "it was not said to be durable before"
     writer.commit(snapshot(3))  # refers to what the second wrote
-    writer.retain()
+    writer.apply_retention()
     report = verify_run(run)
     assert report.problems == [] and report.valid == [3, 2, 1]
 

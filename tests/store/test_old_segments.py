@@ -40,7 +40,7 @@ def test_of_terms_that_were_gone_on_from_nothing_stays(tmp_path: Path) -> None:
     told = prune_run(run, {}, dry_run=True, force=False)
     assert told["log_frees_bytes"] == sum(path.stat().st_size for path in older) > 0
     assert with_segments(run) == [5, 4, 3, 2, 1]
-    writer.retain()
+    writer.apply_retention()
     assert with_segments(run) == [5]
     assert newest_point(run) == Point(5, 51)
 
@@ -52,11 +52,11 @@ def test_what_a_kept_base_needs_stays(tmp_path: Path) -> None:
     for step in (11, 12):
         writer = TermWriter(run, newest_point(run), Rules(1))
         log_of(run, writer).append([record(step + 1)])
-        writer.retain()
+        writer.apply_retention()
     assert with_segments(run) == [3, 2, 1] and newest_point(run) == Point(3, 13)
 
 
-def test_what_a_zombie_adds_does_not_hold_back_what_counts_no_longer(tmp_path: Path) -> None:
+def test_what_a_zombie_adds_does_not_keep_what_counts_no_longer(tmp_path: Path) -> None:
     """Term 1 was gone on from at step 20, and wrote a segment behind step 90 all the same."""
     folder = ondisk.log_dir(tmp_path, 1)
     folder.mkdir(parents=True)

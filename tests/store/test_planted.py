@@ -63,7 +63,7 @@ def test_what_is_planted_in_a_base_goes_and_the_bait_stays(
     for place in places:
         plant(place, bait)  # type: ignore[operator]
     assert prune_run(run, {}, dry_run=True, force=False)["frees_bytes"] > 0
-    writer.retain()
+    writer.apply_retention()
     assert not any(map(os.path.lexists, places))
     assert [folder.name for folder in ondisk.base_dirs(run)] == [f"{2:012d}"]
     assert [c.entry.step for c in read_lineage(run).candidates] == [2]
@@ -81,7 +81,7 @@ def test_what_is_not_ours_is_left_alone(tmp_path: Path, bait: Path) -> None:
     folder = ondisk.part_dir(run, 1, 1) / TEMPORARY
     folder.mkdir()
     assert prune_run(run, {}, dry_run=True, force=False)["frees_bytes"] > 0
-    writer.retain()
+    writer.apply_retention()
     assert base.is_symlink() and folder.is_dir()
     assert list(ondisk.part_dir(run, 1, 1).iterdir()) == [folder]
 
@@ -101,7 +101,7 @@ def test_one_that_cannot_be_removed_holds_back_no_other(
 
     monkeypatch.setattr(retention, "remove_file", refuses_one)
     with pytest.raises(PermissionError, match="immutable"):
-        writer.retain()
+        writer.apply_retention()
     assert [p.name for p in ondisk.part_dir(run, 1, 1).iterdir()] == [ondisk.INDEX]
     assert not (ondisk.base_dir(run, 1, 1) / ondisk.BASE).exists()
 
@@ -131,7 +131,7 @@ def test_nothing_goes_behind_a_link_in_the_place_of_a_folder(place: str, tmp_pat
     baits = [p.relative_to(elsewhere).parts for p in before if p.name == ondisk.WEIGHTS]
     assert len(baits) == {"bases": 3, "the folder of terms": 4, "a term": 3}.get(place, 1)
     for remove in (
-        writer.retain,
+        writer.apply_retention,
         lambda: prune_run(run, {"keep_last": 1}, dry_run=False, force=True),
         lambda: writer.commit(snapshot(5, thawed=5)),
         lambda: retention.remove_base(run, 1, 1),
@@ -184,13 +184,13 @@ def test_what_has_another_name_stays_in_a_base_that_goes(tmp_path: Path) -> None
     notes = [base / name for name in ("notes.txt", "weights.safetensors.bak", ".hidden")]
     for note in notes:
         note.write_bytes(b"mine")
-    writer.retain()
+    writer.apply_retention()
     assert sorted(base.iterdir()) == sorted(notes)
     assert prune_run(run, {}, dry_run=True, force=False)["frees_bytes"] == 0
     prune_run(run, {"keep_last": 1}, dry_run=False, force=True)
     writer = TermWriter(run, Point(1, 2), Rules(1))
     writer.commit(snapshot(3, thawed=3))
-    writer.retain()
+    writer.apply_retention()
     assert all(note.read_bytes() == b"mine" for note in notes)
     assert [c.entry.step for c in read_lineage(run).candidates] == [3]
     assert verify_run(run).problems == []

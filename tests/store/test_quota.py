@@ -38,7 +38,7 @@ def test_older_bases_go_early(bases: int, tmp_path: Path) -> None:
     for step in range(1, 12):
         writer.commit(snapshot(step, thawed=step))
         assert directory_bytes(run) <= quota
-        writer.retain()
+        writer.apply_retention()
         assert verify_run(run).problems == [] and steps(run)[0] == step
     assert len(steps(run)) >= bases - 1, "no more go than have to"
 
@@ -72,7 +72,7 @@ def test_the_log_of_bases_that_go_early_goes_with_them(tmp_path: Path) -> None:
     logged = log_of(run, writer)
     for step in range(1, 20, 2):
         writer.commit(snapshot(step, thawed=step))
-        writer.retain()
+        writer.apply_retention()
         logged.close()
         logged.append([record(step + 1)])
         assert directory_bytes(run) <= meter.limits.store_quota
@@ -94,7 +94,7 @@ def test_a_log_that_was_refused_goes_with_a_base_and_goes_on(
 
     def base(step: int) -> None:
         writer.commit(snapshot(step, thawed=step))
-        writer.retain()
+        writer.apply_retention()
 
     def look() -> None:
         newest = read_lineage(run).candidates[0].point

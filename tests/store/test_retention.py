@@ -1,4 +1,4 @@
-"""Retention on a real store, against a model: committed, tagged, rewound and retained in any order, it holds
+"""Retention on a real store, against a model: committed, tagged, rewound and removed in any order, it holds
 exactly what the rules keep, every byte of it can be read, and nothing else lies on the disk."""
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ class StoreModel(RuleBasedStateMachine):
 
     @precondition(lambda self: self.thawed)
     @rule()
-    def retain(self) -> None:
-        self.writer.retain()
+    def apply_retention(self) -> None:
+        self.writer.apply_retention()
         self.removed_since = True
 
     @precondition(lambda self: self.thawed)
@@ -168,12 +168,12 @@ def test_nothing_goes_while_the_newest_base_cannot_be_read_back(tmp_path: Path) 
     data[-1] ^= 1
     victim.write_bytes(data)
     with pytest.raises(CorruptData, match="checksum"):
-        writer.retain()
+        writer.apply_retention()
     assert [c.entry.step for c in read_lineage(run).candidates] == [2, 1]
     found, _ = find_newest(run, None)
     assert found is not None and found.point.step == 1
     writer.commit(snapshot(3, thawed=3))
-    writer.retain()
+    writer.apply_retention()
     assert verify_run(run).valid == [3]
 
 
@@ -186,7 +186,7 @@ def test_a_tag_leads_to_a_base_that_was_rewound_over(tmp_path: Path) -> None:
     second = TermWriter(run, Point(1, 1), Rules(1))
     for step in (2, 3, 4):
         second.commit(snapshot(step, thawed=step))
-        second.retain()
+        second.apply_retention()
     assert [c.point for c in read_lineage(run).candidates] == [Point(2, 4)]
     pinned = read_tags(run)["before"]
     assert pinned.point == Point(1, 2)
@@ -224,11 +224,11 @@ def test_a_damaged_tag_stops_retention_and_nothing_else(tmp_path: Path) -> None:
     ondisk.tag_path(run, "precious").write_bytes(b"everystep tag 1 2 ab\n{}")
     writer.commit(snapshot(2))
     with pytest.raises(CorruptData, match="precious"):
-        writer.retain()
+        writer.apply_retention()
     report = verify_run(run)
     assert report.valid == [2, 1] and "precious" in report.problems[0]
     remove_tag(run, "precious")
-    writer.retain()
+    writer.apply_retention()
     assert verify_run(run).valid == [2]
 
 
@@ -245,7 +245,7 @@ def test_a_base_without_slots_is_not_resumed_from(tmp_path: Path) -> None:
     writer = TermWriter(run, None, Rules(3, keep_slots=1))
     for step in (1, 2):
         writer.commit(snapshot(step))
-        writer.retain()
+        writer.apply_retention()
     assert [c.weights_only for c in read_lineage(run).candidates] == [False, True]
     with pytest.raises(StepUnavailable, match="only its weights"):
         find_newest(run, None, 1)
@@ -273,7 +273,7 @@ def test_what_is_gone_does_not_come_back_with_a_rewind(tmp_path: Path) -> None:
         first.commit(snapshot(step))
     second = TermWriter(run, Point(1, 2), Rules(2))
     second.commit(snapshot(3))
-    second.retain()
+    second.apply_retention()
     TermWriter(run, Point(1, 2), Rules(2))
     assert [c.point for c in read_lineage(run).candidates] == [Point(1, 2)]
     assert verify_run(run).problems == []
@@ -319,11 +319,11 @@ def test_an_index_that_cannot_be_read_now_is_not_one_that_refers_to_nothing(
 
     monkeypatch.setattr(bases, "read_file", broken)
     with pytest.raises((OSError, CorruptData), match="Input/output"):
-        writer.retain()
+        writer.apply_retention()
     assert next(refused) == 2
     monkeypatch.undo()
     assert verify_run(run).problems == []
-    writer.retain()
+    writer.apply_retention()
     assert verify_run(run).valid == [2]
 
 
@@ -348,12 +348,12 @@ def test_reading_back_and_removing_are_counted(tmp_path: Path) -> None:
     writer.commit(snapshot(1))
     written = meter.operations
     assert written > 0
-    writer.retain()  # nothing to forget, nothing to check
+    writer.apply_retention()  # nothing to forget, nothing to check
     assert meter.operations == written
     writer.commit(snapshot(2))
     written = meter.operations
     removed = sum(p.is_file() for p in ondisk.base_dir(tmp_path / "run", 1, 1).rglob("*"))
-    writer.retain()
+    writer.apply_retention()
     assert meter.operations - written > removed > 0
 
 

@@ -91,7 +91,7 @@ def test_a_base_is_read_back_from_the_disk(tmp_path: Path, monkeypatch: pytest.M
     writer.commit(snapshot)
     writer.commit(snapshot._replace(step=snapshot.step + 1))
     monkeypatch.setattr(bases, "map_file", _refuse_to_map)
-    writer.retain()
+    writer.apply_retention()
     assert [entry.step for entry in writer.manifest.bases] == [snapshot.step + 1]
 
 

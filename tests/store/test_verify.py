@@ -48,7 +48,7 @@ def test_what_a_writer_has_dropped_meanwhile_is_no_damage(times: int, tmp_path: 
     def go_on() -> None:
         step = next(steps)
         writer.commit(snapshot(step, thawed=step))
-        writer.retain()
+        writer.apply_retention()
 
     report = verify_run(run, check=beside(run, go_on, times))
     assert report.problems == [] and report.valid == [2 + times]
@@ -65,7 +65,7 @@ def test_a_writer_that_is_faster_than_who_reads_makes_no_damage(keep: int, tmp_p
     def go_on() -> None:
         for step in (next(steps) for _ in range(keep)):
             writer.commit(snapshot(step, thawed=step))
-            writer.retain()
+            writer.apply_retention()
 
     report = verify_run(run, check=beside(run, go_on, 1000))
     assert report.problems == [] and report.valid == []

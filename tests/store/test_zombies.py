@@ -166,9 +166,9 @@ def oldest_base(run: Path) -> Point:
     return next(c for c in reversed(read_lineage(run).candidates) if not c.weights_only).point
 
 
-def retain(run: Path, zombie: TermWriter) -> None:
+def apply_retention(run: Path, zombie: TermWriter) -> None:
     with suppress(Fenced):
-        zombie.retain()
+        zombie.apply_retention()
 
 
 def prune(run: Path, zombie: TermWriter) -> None:
@@ -187,7 +187,11 @@ def quick() -> Iterator[Path]:
 @pytest.mark.parametrize(
     ("clear_up", "first", "continued"),
     # prune begins with a look at what terms there are: it goes on behind whoever claimed the run before that
-    [(retain, 0, newest_point), (retain, 0, oldest_base), (prune, 2, oldest_base)],
+    [
+        (apply_retention, 0, newest_point),
+        (apply_retention, 0, oldest_base),
+        (prune, 2, oldest_base),
+    ],
 )
 def test_a_claim_between_every_two_operations(
     clear_up: Callable[[Path, TermWriter], None],
@@ -213,7 +217,7 @@ def test_a_claim_between_every_two_operations(
         claimed[event] += 1
         successor.check()
         with pytest.raises(Fenced):
-            zombie.retain()
+            zombie.apply_retention()
         shutil.rmtree(run)
     assert claimed.total() > 100, "retention does more than that"
     assert {"open", "os.listdir", "os.remove", "os.rename", "os.rmdir"} <= claimed.keys(), claimed

@@ -173,8 +173,8 @@ MUTANTS = [
     Mutant(
         "the seal has the random states of the step before",
         "capture/seals.py",
-        "        rng, state, groups = moment\n",
-        "        rng, state, groups = moment\n        rng = said.rng or rng\n",
+        "        rng, state, groups = values\n",
+        "        rng, state, groups = values\n        rng = said.rng or rng\n",
     ),
     Mutant(
         "random states are not restored",
@@ -197,7 +197,7 @@ MUTANTS = [
     Mutant(
         "a step that raised counts",
         "capture/calls.py",
-        "            self._outbox.unroom(self._pending[0].at)\n",
+        "            self._outbox.give_back_room(self._pending[0].at)\n",
         "            self._outbox.add(self._pending[0])\n",
     ),
     Mutant(
@@ -228,7 +228,7 @@ MUTANTS = [
         "a step recorded after its seal has the random states of that time",
         "sealed.py",
         "recorder.tap.seal(recorder.step, self._still_sealed(operation), is_awaited=True)",
-        "recorder.tap.seal(recorder.step, recorder.subject.moment())",
+        "recorder.tap.seal(recorder.step, recorder.subject.sealed_values())",
     ),
     Mutant(
         "state under keys that are no parameters does not come back",
@@ -397,7 +397,7 @@ MUTANTS = [
     Mutant(
         "user state that was loaded has no room, and nobody makes it before the next seal",
         "recorder.py",
-        "        self.link.starter.make_room(len(moment.state))",
+        "        self.link.starter.make_room(len(sealed.state))",
         "        pass",
         also=(
             Change(

@@ -153,7 +153,7 @@ def test_replay_goes_on_while_memory_for_a_copy_is_made(
             and not bench.base_writer.busy
         )
     now = time.monotonic_ns()
-    assert bench.base_writer.spans.meet(now, now + 1), "training may feel it"
+    assert bench.base_writer.spans.meet(now, now + 1), "it may slow training down"
     bench.call(step=2)
     assert intake.take(may_apply=True) and intake.step == 2
     slow_room.may.set()
@@ -361,7 +361,7 @@ def test_a_base_from_before_a_clock_was_set_delays_none(
 
 
 def test_the_next_base_is_expected_with_all_that_training_will_move(tmp_path: Path) -> None:
-    """Before anything was redone, and right behind a base, when nothing has changed yet."""
+    """Before anything was replayed, and right behind a base, when nothing has changed yet."""
     atoms = (Atom("w", "float32", (1 << 20,)), Atom("frozen", "float32", (1 << 20,)))
     spec = OptimizerSpec("", "torch.optim.adam:Adam", Mode.REPLAY, ((0,),))
     replica = Replica(Census(atoms, (spec,), "exact"), None)

@@ -51,8 +51,8 @@ def test_refusals_say_what_there_is() -> None:
         refuse_damaged("run", ["a\nin detail", "b"])
     for logged, listed, told in (
         ({4}, {4}, "the log before it is damaged"),
-        (set(), {4}, "only its weights are retained"),
-        (set(), set(), "not retained"),
+        (set(), {4}, "only its weights are kept"),
+        (set(), set(), "not kept"),
     ):
         with pytest.raises(StepUnavailable, match=told) as caught:
             refuse_unknown_step("run", 4, logged=logged, listed=listed, others="others")

@@ -1,4 +1,4 @@
-"""What is said and what is held back lie where the gradient lay, whatever its layout in memory."""
+"""What is said and the residual lie where the gradient lay, whatever its layout in memory."""
 
 from __future__ import annotations
 

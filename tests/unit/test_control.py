@@ -29,7 +29,7 @@ from everystep.lane.control import (
     NoticeBoard,
     Request,
     ask,
-    board_of,
+    board_address,
 )
 from everystep.lane.protocol import PROTOCOL
 from everystep.lane.runtime import ShadowCard
@@ -224,7 +224,7 @@ def test_nonsense_is_answered_and_changes_nothing(server: str) -> None:
 def test_the_notice_board_outlives_nonsense(tmp_path: Path) -> None:
     address = f"ipc://{tmp_path}/a.control"
     board = NoticeBoard(address)
-    board.put_up({"step": 3})
+    board.post({"step": 3})
     for parts in nonsense():
-        talk(board_of(address), *parts)
+        talk(board_address(address), *parts)
     assert ask(address, AskStatus(), timeout_seconds=20).status == {"step": 3}

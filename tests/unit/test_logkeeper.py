@@ -54,7 +54,7 @@ class Bench:
         assert self.log_keeper.reaches(self.base.step) == expected == found.end.step
 
 
-def test_steps_that_the_trainer_let_go_end_the_log_until_the_next_base(tmp_path: Path) -> None:
+def test_steps_that_the_trainer_dropped_end_the_log_until_the_next_base(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     for step in (1, 2):
         bench.log(step, step - 1)
@@ -70,7 +70,7 @@ def test_steps_that_the_trainer_let_go_end_the_log_until_the_next_base(tmp_path:
 
 
 def test_the_state_that_recording_begins_with_is_written_as_a_base_only(tmp_path: Path) -> None:
-    """It comes in parts; the last of them comes with the first record that could be redone."""
+    """It comes in parts; the last of them comes with the first record that could be replayed."""
     bench = Bench(tmp_path)
     bench.offer(0, 0, Rebase((3,), (0,)))
     assert bench.log_keeper.broken
@@ -269,8 +269,8 @@ def test_memory_that_waits_for_a_disk_is_bounded(
     assert bench.log_keeper.broken and "gone" in bench.log_keeper.problem
 
 
-def test_steps_let_go_while_the_log_is_switched_off(tmp_path: Path) -> None:
-    """What was let go before the first record that is not written is missing, too."""
+def test_steps_dropped_while_the_log_is_switched_off(tmp_path: Path) -> None:
+    """Steps dropped before the first record that is not written are missing, too."""
     bench = Bench(tmp_path)
     for step in (1, 2):
         bench.log(step, step - 1)

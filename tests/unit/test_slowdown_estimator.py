@@ -81,7 +81,7 @@ def test_what_training_loses_to_writing_is_found() -> None:
     assert estimator.record_bytes == 1000
 
 
-def test_writing_that_is_not_felt_costs_nothing_in_the_long_run() -> None:
+def test_writing_that_slows_nothing_down_costs_nothing_in_the_long_run() -> None:
     scene = Scene()
     for _ in range(200):
         for _ in range(5):
@@ -98,8 +98,8 @@ def test_a_steady_machine_is_believed_soon_and_a_noisy_one_later() -> None:
         for _ in range(12):
             for _ in range(20):
                 scene.step()
-            felt = 0.5 + noise * chance.uniform(-1, 1)
-            scene.base(5, seconds=(1 + felt) * STEP, write_seconds=5 * STEP)
+            share = 0.5 + noise * chance.uniform(-1, 1)
+            scene.base(5, seconds=(1 + share) * STEP, write_seconds=5 * STEP)
         found.append(scene.estimator)
     steady, noisy = (estimator.base_slowdown for estimator in found)
     assert steady == pytest.approx(0.5, rel=0.05)
@@ -199,7 +199,9 @@ def test_the_log_itself_says_more_about_a_sync_than_a_probe_does() -> None:
     disk = {"sync_seconds": 0.001, "write_bytes_per_second": 1e9}
     machines = [machine_of(m, **disk, mtbf_seconds=1e5, restart_seconds=1) for m in (few, many)]
     assert [m.log_sync_seconds for m in machines] == pytest.approx([0.001, 0.02])
-    assert machines[0].replay_seconds_per_step > few.iteration_seconds, "nobody redoes: train again"
+    assert machines[0].replay_seconds_per_step > few.iteration_seconds, (
+        "no replay here: train again"
+    )
 
 
 def test_a_span_is_met_while_it_lasts_and_no_longer() -> None:
@@ -248,7 +250,7 @@ def test_a_life_is_as_long_as_its_writer_measured_whatever_the_clock_said(
     assert [life.failed for life in lives] == [False, False]
     assert all(0 < life.seconds < 60 for life in lives)
     segment = ondisk.log_dir(tmp_path, 2) / ondisk.segment_name(1, 0)
-    segment.parent.mkdir()
+    segment.parent.mkdir(parents=True)
     segment.touch()
     os.utime(segment, (wall() + 1e9, wall() + 1e9))
     assert lives_of(tmp_path, newest_lives=False)[1].seconds < 2 * USUAL_SECONDS

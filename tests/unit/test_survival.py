@@ -9,7 +9,7 @@ from test_decisions import facts
 
 from everystep.core.survival import Survival, after_oom_score, spared, survival
 from everystep.lane.cgroup import read_memory
-from everystep.process.spare import lower_oom_score_adj
+from everystep.process.oom_score import lower_oom_score_adj
 
 POD = "0::/kubepods/burstable/pod7/main\n"
 GIB = 1 << 30

@@ -38,8 +38,8 @@ machines = st.builds(
     replay_seconds_per_step=magnitudes(1e-3, 1),
     base_load_seconds=magnitudes(0.1, 100),
     mtbf_seconds=magnitudes(600, 1e6),
-    base_share_felt=st.floats(0.01, 1),
-    log_share_felt=st.floats(0.01, 1),
+    base_slowdown=st.floats(0.01, 1),
+    log_slowdown=st.floats(0.01, 1),
 )
 
 
@@ -62,8 +62,8 @@ def random_machine(chance: random.Random) -> Machine:
         base_load_seconds=base / rate,
         mtbf_seconds=between(1800, 2e5),
         restart_seconds=between(5, 120),
-        base_share_felt=between(0.01, 0.5),
-        log_share_felt=between(0.01, 0.5),
+        base_slowdown=between(0.01, 0.5),
+        log_slowdown=between(0.01, 0.5),
     )
 
 
@@ -146,8 +146,8 @@ MACHINE = Machine(
     replay_seconds_per_step=0.02,
     base_load_seconds=4.0,
     mtbf_seconds=6 * 3600,
-    base_share_felt=0.1,
-    log_share_felt=0.1,
+    base_slowdown=0.1,
+    log_slowdown=0.1,
     replay_threads=4,
     cores=16,
 )
@@ -166,10 +166,10 @@ def test_what_the_user_fixed_stays() -> None:
     assert choose(MACHINE, 0.5, batch=0).plan.batch == 0
 
 
-def test_a_disk_rests_although_training_feels_nothing_of_it() -> None:
-    """What is told is what is felt; what is chosen is as if a little were."""
-    little = dataclasses.replace(MACHINE, base_share_felt=0.01, log_share_felt=0.01)
-    nothing = dataclasses.replace(MACHINE, base_share_felt=0.0, log_share_felt=0.0)
+def test_a_disk_rests_although_it_does_not_slow_training_down() -> None:
+    """The plan tells the slowdown as measured, and is chosen as if there were a little of it."""
+    little = dataclasses.replace(MACHINE, base_slowdown=0.01, log_slowdown=0.01)
+    nothing = dataclasses.replace(MACHINE, base_slowdown=0.0, log_slowdown=0.0)
     for machine in (little, nothing):
         for batch in (None, 0):
             found, expected = choose(machine, 0.5, batch=batch), choose(little, 0.5, batch=batch)
@@ -180,7 +180,7 @@ def test_a_disk_rests_although_training_feels_nothing_of_it() -> None:
 
 
 def test_a_small_budget_makes_bases_rarer_and_the_reason_says_so() -> None:
-    heavy = dataclasses.replace(MACHINE, base_share_felt=1.0, mtbf_seconds=600)
+    heavy = dataclasses.replace(MACHINE, base_slowdown=1.0, mtbf_seconds=600)
     tight, loose = choose(heavy, 0.5), choose(heavy, 50)
     assert tight.plan.base_every > loose.plan.base_every
     assert any("would waste least" in why for why in tight.why)

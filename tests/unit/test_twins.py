@@ -22,7 +22,7 @@ from everystep.replay.choose import _known, choose
 from everystep.replay.passes import Rows, Step, run_pass
 from everystep.replay.rules import RULES
 from everystep.replay.rules.rule import Powers
-from everystep.replay.selfcheck import Probe, awkward, device_powers, differences, drift
+from everystep.replay.selfcheck import Probe, awkward_values, device_powers, differences, drift
 from everystep.replay.twins import TWINS, Twin, powers_needed
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the twins were not compiled")
@@ -81,7 +81,7 @@ def moved(
 ) -> list[list[torch.Tensor]]:
     """Values and slots of tensors that the twin moved by STEPS steps, k in each pass."""
     dtype = getattr(torch, twin.dtype)
-    whole = awkward(sum(sizes), dtype, 1)
+    whole = awkward_values(sum(sizes), dtype, 1)
     names = twin.rule.slots_of(group)
     tensors = [[v.clone(), *(torch.zeros_like(v) for _ in names)] for v in whole.split(sizes)]
     targets = np.zeros(len(sizes), TARGET)
@@ -90,7 +90,7 @@ def moved(
         row["slots"][: len(slots)] = [slot.data_ptr() for slot in slots]
     zero = np.zeros(len(sizes), np.int64)
     rows = Rows(targets, zero, zero.copy(), zero == 0)
-    gradients = [awkward(sum(sizes), dtype, 10 + n) for n in range(STEPS)]
+    gradients = [awkward_values(sum(sizes), dtype, 10 + n) for n in range(STEPS)]
     steps = [
         Step(
             np.array([part.data_ptr() for part in gradient.split(sizes)], np.uint64),
@@ -177,12 +177,12 @@ def sgd_by_hand(group: dict[str, Any], w: Any, m: Any, g: Any, t: int) -> Any:
 def test_rules_by_hand(name: str, group: dict[str, Any], size: int) -> None:
     twin = TWINS[name]
     found = moved(twin, group, [size], 4, 2)[0]
-    w = awkward(size, torch.float32, 1).numpy()
+    w = awkward_values(size, torch.float32, 1).numpy()
     m, v = np.zeros_like(w), np.zeros_like(w)
     with np.errstate(all="ignore"):
         for n in range(STEPS):
             now = {**group, "lr": group["lr"] * (1 + 0.1 * n)}
-            g = awkward(size, torch.float32, 10 + n).numpy()
+            g = awkward_values(size, torch.float32, 10 + n).numpy()
             g = g / f32(2.0**n) if twin.dialect == "fused" else g
             g = decayed(-g if group["maximize"] else g, w, group, twin.dialect == "fused")
             if twin.rule.name == "adam":

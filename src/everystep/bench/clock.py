@@ -44,7 +44,7 @@ def timed(cuda: bool, turn: Callable[[], object], goes_on: Callable[[int], bool]
     return clock.seconds()
 
 
-def brief(seconds: list[float]) -> dict[str, float]:
+def summary(seconds: list[float]) -> dict[str, float]:
     return {
         "steps": len(seconds),
         "median_seconds": statistics.median(seconds),

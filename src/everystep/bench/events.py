@@ -17,7 +17,7 @@ import msgspec
 import torch
 
 import everystep
-from everystep.bench.clock import brief, timed
+from everystep.bench.clock import summary, timed
 from everystep.bench.gpt import Training
 from everystep.bench.links import disk, upload_rate
 from everystep.bench.place import temporary_place
@@ -96,15 +96,15 @@ def base_cost(
         return {
             "model": model,
             "optimizer": optimizer,
-            "none": brief([*before, *after]),
-            "while_the_base_is_taken": brief(during),
+            "none": summary([*before, *after]),
+            "while_the_base_is_taken": summary(during),
             "added_percent": 100 * (statistics.mean(during) / none - 1),
-            "while_it_is_written": brief(writing) if writing else {},
-            "afterwards": brief(settled),
+            "while_it_is_written": summary(writing) if writing else {},
+            "afterwards": summary(settled),
             "step": at,
             "bit_identical": same,
             "exactness": status["exactness"],
-            "records_let_go": status["records_let_go"],
+            "records_dropped": status["records_dropped"],
             "waited_for_the_shadow_seconds": status["stall_seconds"],
             "waited_for_copies_seconds": status["device_stall_seconds"],
             "write_bytes_per_second": rate,
@@ -139,13 +139,13 @@ def pause_cost(
         run.close()
         return {
             "model": model,
-            "none": brief(none),
-            "recording": brief(recording),
-            "while_the_shadow_stands_still": brief(paused),
-            "returning": brief(returning) if returning else {},
+            "none": summary(none),
+            "recording": summary(recording),
+            "while_the_shadow_stands_still": summary(paused),
+            "returning": summary(returning) if returning else {},
             "seconds_until_every_step": back,
-            "recording_again": brief(again),
-            "records_let_go": status["records_let_go"],
+            "recording_again": summary(again),
+            "records_dropped": status["records_dropped"],
             "mode": status["mode"],
             "lag_steps": status["lag_steps"],
         }

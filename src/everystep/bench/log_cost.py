@@ -1,4 +1,4 @@
-"""What a durable log costs and brings: its size, how fast it is written, and how long redoing it takes."""
+"""What a durable log costs and brings: its size, how fast it is written, and how long its replay takes."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def log_cost(
         run = place / "run"
         trained = _train(training, run, steps)
         found = {"model": model, "compression": compression or "none", **trained}
-        found |= _redo(training, run, steps)
-        found["redo_is_faster"] = found["trained_seconds"] / found["redo_seconds"]
+        found |= _replay(training, run, steps)
+        found["replay_is_faster"] = found["trained_seconds"] / found["replay_seconds"]
         dense = sum(p.nbytes for p in training.model.parameters())
         rounds = [_rates(place, dense) for _ in range(_ROUNDS)]
         written, best, read = (statistics.median(column) for column in zip(*rounds, strict=True))
@@ -69,7 +69,7 @@ def log_cost(
 
 
 def _train(training: Training, run: Path, steps: int) -> dict[str, Any]:
-    """A base, then so many steps that only the log holds; the shadow is killed, so that no base follows."""
+    """A base, then `steps` steps in the log alone. The shadow is killed, so that no other base follows."""
     for _ in range(3):
         training.step()
     seconds = timed(training.device.type == "cuda", training.step, lambda n: n < 10)
@@ -111,7 +111,7 @@ def _train(training: Training, run: Path, steps: int) -> dict[str, Any]:
     }
 
 
-def _redo(training: Training, run: Path, steps: int) -> dict[str, Any]:
+def _replay(training: Training, run: Path, steps: int) -> dict[str, Any]:
     """Loading the base, and what the log takes on top of that."""
     expected = [t.clone() for t in training.tensors()]
     base = everystep.open_run(run).steps[-1]
@@ -120,7 +120,7 @@ def _redo(training: Training, run: Path, steps: int) -> dict[str, Any]:
     each, identical = [], True
     for _ in range(_ROUNDS):
         warm, _ = _restore(training, run, base)
-        _write_anew(_segments(run))
+        _rewrite(_segments(run))
         both, reached = _restore(training, run, None)
         pairs = zip(expected, training.tensors(), strict=True)
         identical &= all(torch.equal(a, b) for a, b in pairs)
@@ -132,10 +132,10 @@ def _redo(training: Training, run: Path, steps: int) -> dict[str, Any]:
         "bit_identical": identical,
         "base_load_seconds": cold,
         "base_load_bytes_per_second": sum(t.nbytes for t in expected) / cold,
-        "redo_seconds": statistics.median(each),
-        "redo_seconds_each": each,
-        "redo_seconds_per_step": statistics.median(each) / steps,
-        "redo_seconds_without_the_disk": in_memory - warm,
+        "replay_seconds": statistics.median(each),
+        "replay_seconds_each": each,
+        "replay_seconds_per_step": statistics.median(each) / steps,
+        "replay_seconds_without_the_disk": in_memory - warm,
     }
 
 
@@ -165,7 +165,7 @@ def _forget(paths: Iterable[RunPath]) -> None:
         os.close(fd)
 
 
-def _write_anew(paths: Iterable[RunPath]) -> None:
+def _rewrite(paths: Iterable[RunPath]) -> None:
     """Elsewhere on the disk: what was read once may come again from some memory below this system."""
     for path in paths:
         copy = temporary_for(path)
@@ -185,7 +185,7 @@ def _rates(place: Path, record_bytes: int) -> tuple[float, float, float]:
 
 
 def _write_rate(run: Path, record_bytes: int) -> float:
-    """Batches of this model's dense records, each batch with its sync."""
+    """How fast batches of this model's dense records are written, each batch with its sync."""
     manifest = claim_term(run, None)
     census = census_digest(Census((), (), "exact"))
     writer = LogWriter(run, manifest.run_id, manifest.term, census)

@@ -16,7 +16,7 @@ import everystep
 from everystep.bench.gpt import Training
 from everystep.options import Tuning
 
-_LAG_MAX = 8  # records that one pass redoes together
+_LAG_MAX = 8  # records that one pass replays together
 
 
 class Method(Protocol):
@@ -69,8 +69,8 @@ class Everystep(Nothing):
         self._run.close()
         stored = everystep.open_run(self._run.path).steps
         counted = (
-            *("stall_seconds", "device_stall_seconds", "records_let_go", "rebases"),
-            *("bases_written", "log_bytes_written", "log_records_let_go"),
+            *("stall_seconds", "device_stall_seconds", "records_dropped", "rebases"),
+            *("bases_written", "log_bytes_written", "log_records_dropped"),
         )
         return {
             **{name: before[name] - self._before[name] for name in counted},

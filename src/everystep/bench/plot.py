@@ -72,7 +72,7 @@ def plot_waste(machine: Machine, chosen: Plan, budget_percent: float, path: Path
     ]
     figure = Figure(figsize=(7, 5), layout="constrained")
     axes = figure.subplots()
-    if any(share == share for row in shares for share in row):  # else no log can be taken at all
+    if any(share == share for row in shares for share in row):  # all NaN where no log fits
         colours = axes.pcolormesh(every, batches, shares, norm=LogNorm(), shading="nearest")
         figure.colorbar(colours, label="wasted time, percent of useful time")
     axes.plot([chosen.base_every], [max(1, chosen.batch)], "r*", markersize=14, label="chosen")

@@ -1,4 +1,4 @@
-"""`everystep bench replay`: how fast steps are redone here, by the twins and by torch, in one run."""
+"""`everystep bench replay`: how fast steps are replayed here, by the twins and by torch, in one run."""
 
 from __future__ import annotations
 

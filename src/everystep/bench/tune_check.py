@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 
 import everystep
 from everystep.bench.clock import timed
-from everystep.bench.felt import Felt, felt, seconds_lost
 from everystep.bench.gpt import Training
 from everystep.bench.place import temporary_place
+from everystep.bench.slowdown import MeasuredSlowdown, measured_slowdown, seconds_lost
 from everystep.environment import resolve
 from everystep.errors import EverystepError
 from everystep.session import Run
@@ -203,15 +203,15 @@ class _Bench:
         self._spans |= {tuple(span) for span in run.status().get("written_between", ())}
 
 
-def _by_windows(windows: dict[str, list[_Window]]) -> Felt:
+def _by_windows(windows: dict[str, list[_Window]]) -> MeasuredSlowdown:
     """Each window against the one of its round: right before it, or right behind."""
     pairs = zip(windows["plan"], windows["recording"], strict=True)
     found = [100 * (plan.mean / recording.mean - 1) for plan, recording in pairs]
     error = statistics.stdev(found) / math.sqrt(len(found)) if found[1:] else math.inf
-    return Felt(statistics.mean(found), error)
+    return MeasuredSlowdown(statistics.mean(found), error)
 
 
-def _told(found: Felt) -> dict[str, float | None]:
+def _told(found: MeasuredSlowdown) -> dict[str, float | None]:
     known = math.isfinite(found.standard_error)
     return {**found._asdict(), "standard_error": found.standard_error if known else None}
 
@@ -227,7 +227,7 @@ def _document(
     none = [window.mean for window in windows["none"]]
     by_windows = _by_windows(windows)
     lost = [seconds for window in windows["plan"] for seconds in window.lost]
-    beside = felt(lost, sum(sum(window.seconds) for window in windows["plan"]))
+    beside = measured_slowdown(lost, sum(sum(window.seconds) for window in windows["plan"]))
     predicted = choice.waste.overhead_percent
     # a log is beside every step
     overhead = by_windows if choice.plan.batch or not lost[1:] else beside

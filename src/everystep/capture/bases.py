@@ -32,8 +32,8 @@ class BaseQueue:
         self._log_atoms = {a for s in live.census.optimizers if s.mode is Mode.LOG for a in s.atoms}
 
     def add(self, atoms: Iterable[int] | None = None, *, fresh: bool = False) -> None:
-        """Have the whole state of these atoms (None: all) sent, some at every seal; log atoms go together.
-        `fresh`: the shadow holds none of them until they come."""
+        """Send the whole state of these atoms (None: all), some at every seal. Atoms of mode LOG are sent
+        together. `fresh`: the shadow holds none of them until they arrive."""
         wanted = set(range(len(self._live.tensors))) if atoms is None else set(atoms)
         queued = {a for unit in self._units for a in unit}
         if wanted & self._log_atoms:

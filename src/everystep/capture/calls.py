@@ -135,7 +135,7 @@ class CallLog:
     def discard(self) -> None:
         """A call whose step raised, or whose closure ran again, never happened."""
         if self._pending is not None:
-            self._outbox.unroom(self._pending[0].at)
+            self._outbox.give_back_room(self._pending[0].at)
             self._pending = None
 
     def turn(self, step: int) -> None:

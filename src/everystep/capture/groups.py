@@ -24,7 +24,7 @@ Entry = tuple[int, Any, Any]  # place in optimizer.state, key, value
 
 
 class GroupValues:
-    """Of one optimizer. Encoded anew only where a value was replaced, or may change in its place."""
+    """Of one optimizer. Encoded again only where a value was replaced, or may change in its place."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, key: str) -> None:
         self._optimizer = optimizer

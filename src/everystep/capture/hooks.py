@@ -38,7 +38,7 @@ class StepHooks:
         self._pre_handles: list[Any] = []
         self._handles: list[Any] = []  # of all others
         self._entangled: set[int] = set()  # optimizers that step inside each other: sent as state
-        self._rng_before = b""  # as a call that only the user's code can replay began
+        self._rng_before = b""  # random states before a call that only the user's code can replay
 
     # ------------------------------------------------------------------ installing
 

@@ -25,7 +25,7 @@ class RingFull(Exception):
     """No slot is free and the trainer may not wait: records are dropped from here on."""
 
 
-class OrDrop:
+class DropIfRingFull:
     """Around what may find the ring full."""
 
     def __init__(self, drop: Callable[[], None]) -> None:
@@ -102,7 +102,7 @@ class Outbox:
     def add(self, event: Event) -> None:
         self._events.append(event)
 
-    def unroom(self, at: int) -> None:
+    def give_back_room(self, at: int) -> None:
         """Give back what `room` took last; behind an earlier place others lie by now."""
         if at == self._last_at:
             self.payload_bytes = at

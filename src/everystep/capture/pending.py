@@ -19,7 +19,7 @@ import torch
 
 from everystep.capture.census import LiveCensus
 from everystep.capture.outbox import Outbox
-from everystep.capture.watching.looks import GradientLooks, is_zero
+from everystep.capture.watching.training_stamp import GradientStamps, is_zero
 from everystep.core.events import GRADIENT, Presence, pack_presence
 from everystep.core.pending import Habit, carries_over, learn
 from everystep.core.sizes import size
@@ -40,7 +40,7 @@ class PendingGradients:
         self._atoms = [*(spec.atoms for spec in live.census.optimizers), live.in_no_optimizer]
         self._habits = [Habit.UNKNOWN] * len(self._atoms)
         self._before: list[list[weakref.ref[torch.Tensor]]] = [[] for _ in self._atoms]
-        self._looks = GradientLooks(live)  # at the last seal
+        self._stamps = GradientStamps(live)  # at the last seal
         self._told_sparse = self._told_unmoved = False
         self.unmoved: list[
             str
@@ -127,14 +127,14 @@ class PendingGradients:
 
     def turn(self) -> None:
         """A step is sealed, recorded or not."""
-        self._looks = GradientLooks(self._live)
+        self._stamps = GradientStamps(self._live)
 
     def changed(self) -> bool:
         """Whether gradients have been computed, cleared or written since the last seal."""
-        return any(self._looks.differing(self._live))
+        return any(self._stamps.differing(self._live))
 
     def have_moved_on(self, consumed_by: Set[int]) -> bool:
-        return self._looks.have_moved_on(self._live, consumed_by)
+        return self._stamps.have_moved_on(self._live, consumed_by)
 
     def _gradients(self, index: int) -> list[torch.Tensor | None]:
         return list(map(_grad, map(self._live.tensors.__getitem__, self._atoms[index])))

@@ -10,7 +10,7 @@ from everystep.capture.calls import CallLog
 from everystep.capture.census import LiveCensus
 from everystep.capture.copying.copier import Copier
 from everystep.capture.copying.early import Guard
-from everystep.capture.outbox import OrDrop, Outbox
+from everystep.capture.outbox import DropIfRingFull, Outbox
 from everystep.capture.states import StateSender
 from everystep.capture.versions import Versions
 from everystep.capture.watching.suspicion import Suspicions
@@ -96,8 +96,8 @@ class OpenRecord:
 
     # ------------------------------------------------------------------ dropping
 
-    def or_drop(self) -> OrDrop:
-        return OrDrop(self.drop)
+    def or_drop(self) -> DropIfRingFull:
+        return DropIfRingFull(self.drop)
 
     def drop(self, *, told: bool = False) -> None:
         """Stop recording; the shadow, once told, writes what it has and asks for a new base. `told`: a slot

@@ -57,10 +57,10 @@ def check_optimizers(live: LiveCensus) -> None:
         GroupValues(optimizer, spec.key).encoded()
         for atom in spec.atoms:
             values.encode(live.slots_of(index, atom).others, live.where(index, atom), pack)
-        _tell_of_strangers(spec.key, optimizer)
+        _warn_of_unnamed_state(spec.key, optimizer)
 
 
-def _tell_of_strangers(key: str, optimizer: torch.optim.Optimizer) -> None:
+def _warn_of_unnamed_state(key: str, optimizer: torch.optim.Optimizer) -> None:
     """State of a tensor that is in no group has no name to be stored under."""
     known = {id(p) for group in optimizer.param_groups for p in group["params"]}
     strange = [k for k in optimizer.state if isinstance(k, torch.Tensor) and id(k) not in known]

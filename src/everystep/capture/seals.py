@@ -13,7 +13,7 @@ from everystep.capture.pending import PendingGradients
 from everystep.capture.record import OpenRecord
 from everystep.capture.rng import capture_rng
 from everystep.capture.subject import Subject
-from everystep.capture.turn import Moment
+from everystep.capture.turn import SealedValues
 from everystep.capture.watching.fingerprints import FingerprintSender
 from everystep.core.events import Seal
 
@@ -29,12 +29,12 @@ class SealSender:
         self._prints = FingerprintSender(
             record.live, record.outbox, record.copier, fingerprint_every
         )
-        self._said = self._nothing = Moment(b"", b"", (b"",) * len(record.live.optimizers))
+        self._said = self._nothing = SealedValues(b"", b"", (b"",) * len(record.live.optimizers))
 
-    def send(self, step: int, moment: Moment, *, after: int, again: bool) -> None:
+    def send(self, step: int, values: SealedValues, *, after: int, again: bool) -> None:
         """`again`: the step is sealed once more, and `after` is itself."""
         record, said = self._record, self._said
-        rng, state, groups = moment
+        rng, state, groups = values
         changed = (g if g != old else b"" for g, old in zip(groups, said.groups, strict=True))
         self._prints.turn()
         if not record.bases.atoms_left and self._prints.is_due(step):
@@ -59,7 +59,7 @@ class SealSender:
         record.outbox.room(0, size)
         record.outbox.add(seal)
         record.outbox.seal()
-        self._said = moment
+        self._said = values
 
     def skip(self) -> None:
         """A step is over that no seal tells of."""

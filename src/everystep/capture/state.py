@@ -66,7 +66,7 @@ class UserState:
 
 
 def has_state(member: Any) -> bool:
-    """Whether it can tell and take its state. accelerate's loader says so of every loader."""
+    """Whether its `state_dict` and `load_state_dict` work. accelerate's loader has both in any case."""
     both = hasattr(member, "state_dict") and hasattr(member, "load_state_dict")
     return both and bool(getattr(member, "use_stateful_dataloader", True))
 

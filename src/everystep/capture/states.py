@@ -78,7 +78,7 @@ class StateSender:
             steady = stays and not self._live.census.atoms[atom].buffer
             self._outbox.tensor(atom, "", self._live.tensors[atom], stays=steady)
             if steady:
-                self._fly(atom)
+                self._mark_in_flight(atom)
 
     def _slots(self, index: int, atoms: list[int], stays: bool) -> None:
         """All slots of these atoms: tensors one by one, then the others together. An empty state is told too:
@@ -93,7 +93,7 @@ class StateSender:
                 self._outbox.room(0, len(encoded))
                 self._outbox.add(SlotValues(atom, index, encoded))
             if stays:
-                self._fly(atom)
+                self._mark_in_flight(atom)
 
     def _atom(self, atom: int) -> None:
         """Everything there is of one atom. Its version stays: this is no change."""
@@ -141,7 +141,7 @@ class StateSender:
 
     # ------------------------------------------------------------------ copies in flight
 
-    def _fly(self, atom: int) -> None:
+    def _mark_in_flight(self, atom: int) -> None:
         if self._copier.sides:
             self._flying[atom] = self._watch.looks(atom)
 

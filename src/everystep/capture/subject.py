@@ -7,7 +7,7 @@ import msgspec
 from everystep.capture.census import LiveCensus, Models, Optimizers, take_census
 from everystep.capture.groups import encode_groups
 from everystep.capture.state import UserState
-from everystep.capture.turn import Moment, OpenTurn
+from everystep.capture.turn import OpenTurn, SealedValues
 from everystep.capture.watching.suspicion import Suspicions
 from everystep.core.census import Script
 
@@ -46,9 +46,9 @@ class Subject:
         """The last census."""
         return self._live if self._live is not None else self.census()
 
-    def moment(self, rng: bytes | None = None) -> Moment:
+    def sealed_values(self, rng: bytes | None = None) -> SealedValues:
         """What a seal says now. `rng`: random states that are not restored yet."""
-        return Moment.now(self.user_state, self.live, rng)
+        return SealedValues.now(self.user_state, self.live, rng)
 
     def look(self) -> None:
         """Remember how a seal looks that is not recorded, and may have to be."""

@@ -15,9 +15,9 @@ from everystep.capture.hooks import StepHooks
 from everystep.capture.record import OpenRecord
 from everystep.capture.seals import SealSender
 from everystep.capture.subject import Subject
-from everystep.capture.turn import Moment
+from everystep.capture.turn import SealedValues
 from everystep.capture.versions import Versions
-from everystep.core.cadence import Rest
+from everystep.core.cadence import RestBetweenBases
 from everystep.core.phases import Cause, Phase
 from everystep.lane.ring import RingWriter
 
@@ -34,7 +34,7 @@ class Tap:
         versions: Versions,
         guard: Guard,
         may_wait: Callable[[float, bool], bool],
-        rest: Rest,
+        rest: RestBetweenBases,
         budget_percent: float,
         fingerprint_every: int,
     ) -> None:
@@ -84,7 +84,7 @@ class Tap:
         """Whether a seal that was interrupted is in the ring all the same."""
         return self.step == step or self._ring.last_is_sealed(step)
 
-    def seal(self, step: int, moment: Moment, *, is_awaited: bool = False) -> None:
+    def seal(self, step: int, values: SealedValues, *, is_awaited: bool = False) -> None:
         """End step `step`: edits, bases asked for, user state and random states, then the seal.
         `is_awaited`: somebody waits for a base, whatever the cadence says."""
         interrupted, self._in_seal = self._in_seal, True
@@ -100,7 +100,7 @@ class Tap:
             elif self.phase.pauses:
                 self._drop(step)
             else:
-                self._send(step, moment, again=again)
+                self._send(step, values, again=again)
                 self._rest_after_base(step, is_awaited=is_awaited)
         self._in_seal = False
 
@@ -123,7 +123,7 @@ class Tap:
         self.record.move(Cause.OUTGROW)
         return True
 
-    def _send(self, step: int, moment: Moment, *, again: bool) -> None:
+    def _send(self, step: int, values: SealedValues, *, again: bool) -> None:
         record = self.record
         self._answer_request(step)
         record.states.begin_seal(record.calls.gradient_bytes)
@@ -133,7 +133,7 @@ class Tap:
             record.states.unlogged_now()
             record.send_base()
             if record.phase.records:
-                self.seals.send(step, moment, after=self.step, again=again)
+                self.seals.send(step, values, after=self.step, again=again)
                 record.move(Cause.SEAL if record.bases.atoms_left else Cause.COMPLETE)
         if not record.phase.records:
             self.dropped += 1

@@ -14,10 +14,10 @@ import torch
 from everystep.capture.census import LiveCensus
 from everystep.capture.rng import capture_rng
 from everystep.capture.state import UserState
-from everystep.capture.watching.looks import Looks
+from everystep.capture.watching.training_stamp import TrainingStamp
 
 
-class Moment(NamedTuple):
+class SealedValues(NamedTuple):
     """What a seal says beside tensors. A step that is recorded again after its seal (a base is wanted, or the
     shadow asks for a part) says the same: the turn since then may have drawn numbers or a batch, or stepped a
     schedule."""
@@ -27,7 +27,7 @@ class Moment(NamedTuple):
     groups: tuple[bytes, ...]  # of every optimizer, encoded
 
     @classmethod
-    def now(cls, user_state: UserState, live: LiveCensus, rng: bytes | None = None) -> Moment:
+    def now(cls, user_state: UserState, live: LiveCensus, rng: bytes | None = None) -> SealedValues:
         groups = tuple(values.encoded() for values in live.group_values)
         return cls(capture_rng() if rng is None else rng, user_state.collect(), groups)
 
@@ -37,11 +37,11 @@ class OpenTurn:
 
     def __init__(self) -> None:
         self.calls = 0  # of optimizers, since the last seal
-        self.sealed: Moment | None = None  # what that seal said; None: it could not be told
+        self.sealed: SealedValues | None = None  # what that seal said; None: it could not be told
         self.consumed_by: set[int] = set()  # ids of the optimizers that stepped in the sealed turn
         self._stepped: set[int] = set()  # and since then
-        self._looks: Looks | None = None  # of a seal that was not recorded
-        self._spare: Looks | None = None  # of the one before it, to be used again
+        self._stamp: TrainingStamp | None = None  # of a seal that was not recorded
+        self._spare: TrainingStamp | None = None  # of the one before it, to be used again
         self._handles: list[Any] = []
 
     def count(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
@@ -60,31 +60,31 @@ class OpenTurn:
         self.calls += 1
         self._stepped.add(id(optimizer))
 
-    def begin(self, sealed: Moment | None) -> None:
+    def begin(self, sealed: SealedValues | None) -> None:
         """What is live now is sealed."""
         self.calls, self.sealed = 0, sealed
         self.consumed_by, self._stepped = self._stepped, set()
-        self._spare, self._looks = self._looks, None
+        self._spare, self._stamp = self._stamp, None
 
     def lose(self) -> None:
         """A seal did not come to its end: nobody knows what it would have said."""
-        self.sealed = self._looks = None
+        self.sealed = self._stamp = None
 
     def look(self, live: LiveCensus) -> None:
         """Remember how a seal looks that is not recorded, and may have to be."""
         spare, self._spare = self._spare, None
-        looks = spare if spare is not None and spare.live is live else Looks(live)
+        stamp = spare if spare is not None and spare.live is live else TrainingStamp(live)
         try:
-            looks.mark()
-            self._looks = looks
+            stamp.mark()
+            self._stamp = stamp
         except RuntimeError:  # inference tensors do not tell: the step counts as left at once
-            self._looks, self.sealed = None, None
+            self._stamp, self.sealed = None, None
 
     def has_moved_on(self) -> bool | None:
         """Whether training has left the state of the last seal; None: who has recorded it can tell."""
         if self.calls or self.sealed is None:
             return True
-        return None if self._looks is None else not self._looks.still_hold(self.consumed_by)
+        return None if self._stamp is None else not self._stamp.still_hold(self.consumed_by)
 
     def end(self) -> None:
         for handle in self._handles:

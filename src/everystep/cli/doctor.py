@@ -19,7 +19,7 @@ from everystep.lane.host import read_facts
 from everystep.lane.limits import ADDRESS_SPACE, FILE_SIZE, LOCKED
 from everystep.lane.runtime import runtime_dir
 from everystep.native import missing
-from everystep.process.spare import may_lower_oom_score_adj
+from everystep.process.oom_score import may_lower_oom_score_adj
 from everystep.process.watch import ProcessWatch
 
 _PROBE_BYTES = 1 << 20

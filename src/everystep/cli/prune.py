@@ -107,7 +107,7 @@ def prune_run(run: Path, changes: dict[str, Any], *, dry_run: bool, force: bool)
 
 
 def _refuse_while_written(run: Path, newest: Manifest | None, force: bool) -> None:
-    """A new term would shut a living shadow out: what it holds could be written no more."""
+    """A new term would fence a living shadow: it could not write what it holds any more."""
     card = shadow_of(run, runtime_dir(str(run)))
     pid = card.pid if card else newest.pid if newest and _runs_shadow(newest) else None
     if pid is not None:

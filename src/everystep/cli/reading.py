@@ -22,7 +22,7 @@ from everystep.store.verify import Report, verify_bucket, verify_run
 
 
 def list_steps(run: RunName) -> output.Reply:
-    """List the bases that a run retains."""
+    """List the bases that a run keeps."""
     stored = open_run(documents_of(run))
     names = tags_by_point(stored.tags)
     bases: list[dict[str, Any]] = [
@@ -84,7 +84,7 @@ def bisect(
         ),
     ] = "nonfinite",
 ) -> output.Reply:
-    """Find the first retained step at which something is wrong; `everystep rewind` returns before it."""
+    """Find the first kept step at which something is wrong; `everystep rewind` returns before it."""
     found = first_bad_step(open_run(run), metric_of(metric))
 
     def render() -> Iterator[Any]:

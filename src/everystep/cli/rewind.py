@@ -72,7 +72,7 @@ def rewind(
     document = rewind_to(open_run(run).path, step, lambda lost: output.confirm(lost, yes))
 
     def render() -> Iterator[Any]:
-        logged = document["redone_from_the_log"]
+        logged = document["replayed_from_the_log"]
         more = f", {logged} of its steps replayed from the log" if logged else ""
         yield output.text((f"step {step}", "bold"), f": the next attach goes on from it{more}")
         yield from document["problems"]
@@ -142,7 +142,7 @@ def rewind_to(run: Path, step: int, agree: Callable[[str], None]) -> dict[str, A
             "step": found.point.step,
             "newest_before": newest,
             "term": manifest.term,
-            "redone_from_the_log": len(found.log),
+            "replayed_from_the_log": len(found.log),
             "problems": found.problems,
         }
     finally:

@@ -40,7 +40,7 @@ def status(
 
     def render() -> Iterator[Any]:
         yield output.text((document["summary"], "bold"))
-        yield from (output.text((f"{name:<8}", "dim"), words) for name, words in _essence(found))
+        yield from (output.text((f"{name:<8}", "dim"), words) for name, words in _main_lines(found))
         if verbose:
             yield output.pairs((name, _cell(value)) for name, value in document.items())
 
@@ -104,7 +104,7 @@ def _log_time(run: Path, lineage: Lineage) -> float:
     return max(times)
 
 
-def _essence(found: Status) -> Iterator[tuple[str, str]]:
+def _main_lines(found: Status) -> Iterator[tuple[str, str]]:
     """What a person needs: tiers, health, rates, processes."""
     yield "run", found.run or ""
     yield from _tiers(found)

@@ -152,7 +152,7 @@ def _from_store(path: Path, measured: Measured, disk: Disk) -> dict[str, Any]:
         "replay_seconds_per_step": size / _REPLAY_BYTES_PER_SECOND,
     }
     unknown = {name: value for name, value in usual.items() if not getattr(measured, name)}
-    return {**unknown, "base_share_felt": 1 / cores, "log_share_felt": 1 / cores, "cores": cores}
+    return {**unknown, "base_slowdown": 1 / cores, "log_slowdown": 1 / cores, "cores": cores}
 
 
 def _failures(path: Path, given: str | None, *, lives: bool) -> Mtbf:

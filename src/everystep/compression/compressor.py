@@ -128,7 +128,7 @@ class Compressor:
         torch._foreach_copy_(gradients, _pieces(kept, gradients, method.block))
         if residuals:
             unsaid = _pieces(flat - kept, gradients, method.block)
-            hold_back(residuals, unsaid, flat.isfinite().all(), skipped)
+            keep_residuals(residuals, unsaid, flat.isfinite().all(), skipped)
 
 
 def _buckets(parameters: list[torch.nn.Parameter]) -> Iterator[list[torch.nn.Parameter]]:
@@ -167,7 +167,7 @@ def _pieces(flat: torch.Tensor, like: list[torch.Tensor], block: int) -> list[to
     return [part[: tensor.numel()].view(tensor.shape) for part, tensor in pairs]
 
 
-def hold_back(
+def keep_residuals(
     residuals: list[torch.Tensor],
     unsaid: Sequence[torch.Tensor],
     finite: torch.Tensor,
@@ -181,8 +181,8 @@ def hold_back(
 
 
 def residuals_of(parameters: Iterable[torch.Tensor]) -> dict[torch.nn.Parameter, torch.Tensor]:
-    """What compression holds back of these parameters, those included that an optimizer was given later and
-    has not stepped yet."""
+    """The residuals of these parameters: what compression has not said of their gradients yet. A parameter
+    that an optimizer was given later, and has not stepped yet, has one too."""
     wanted = {id(parameter) for parameter in parameters}
     for target, compressor in _known.items():
         for group in getattr(target, "param_groups", ()):
@@ -193,7 +193,7 @@ def residuals_of(parameters: Iterable[torch.Tensor]) -> dict[torch.nn.Parameter,
 
 
 def forget_residual(optimizer: torch.optim.Optimizer, parameter: torch.nn.Parameter) -> None:
-    """The optimizer does not have it any more: what was held back of it is of steps that were taken back."""
+    """The optimizer does not have the parameter any more: its residual belongs to steps that were rewound."""
     if compressor := _known.get(optimizer):
         compressor.residuals.pop(parameter, None)
 

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from everystep.compression.compressor import Compressor, hold_back
+from everystep.compression.compressor import Compressor, keep_residuals
 from everystep.errors import UsageError
 
 # renamed in torch 2.13
@@ -34,7 +34,7 @@ def communicate(compressor: Compressor, bucket: Any) -> torch.futures.Future[tor
         flat -= method.decode(
             wire, len(flat), flat.dtype
         )  # the gradients, views of it, are what is left
-        hold_back(residuals, gradients, finite)
+        keep_residuals(residuals, gradients, finite)
     *others, last = [_gather(part) for part in wire]
 
     def add_up(_: Any) -> torch.Tensor:
@@ -84,7 +84,7 @@ def _gather(part: torch.Tensor) -> _Gathering:
 
 
 def use_powersgd(target: Any, rank: int) -> None:
-    """torch's own hook. What it makes of gradients is logged as it is; its memory begins anew at a resume."""
+    """torch's own hook. What it makes of gradients is logged as it is. Its memory is empty after a resume."""
     if not isinstance(target, DistributedDataParallel):
         raise UsageError(
             f"compress: powersgd of a {type(target).__name__}",

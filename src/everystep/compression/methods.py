@@ -1,7 +1,7 @@
 """Ways to say a gradient with fewer bits: what goes over the wire, and what the other side makes of it.
 
 All of them work on a flat tensor, on its device and without waiting for it. The same bits in give the same
-bits out, so a step that is redone is redone exactly.
+bits out, so replay gives every bit of the step.
 """
 
 from __future__ import annotations

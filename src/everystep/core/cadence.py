@@ -36,7 +36,7 @@ def recorded_every(every: int | str) -> int | str:
     return 1 if every == AUTO else every
 
 
-class Rest:
+class RestBetweenBases:
     """Between two bases of a run without a log (`every=N`, `every="10m"`). With `every=1` there is none."""
 
     def __init__(self, every: int | str, clock: Callable[[], float] = time.monotonic) -> None:

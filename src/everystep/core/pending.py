@@ -21,6 +21,6 @@ def learn(habit: Habit, *, known: bool, survived: bool) -> Habit:
 
 
 def carries_over(habit: Habit, *, called: bool) -> bool:
-    """Without a call in this turn they wait for one. After a call they count unless the loop is known to
-    discard them."""
+    """Whether pending gradients count for the next turn. Without a call in this turn they wait for one. After
+    a call they count unless the loop is known to discard them."""
     return not called or habit is not Habit.DISCARDS

@@ -10,7 +10,7 @@ def lost_directory(run: str, lost: str, pid: int, resume: str, *, other: bool) -
     only the user knows. `other`: another run lies there now, which nothing can be adopted into."""
     if resume == "must" and not other:
         return
-    anew = f"to begin without it: everystep stop {run} --discard"
+    without = f"to begin without it: everystep stop {run} --discard"
     back = "to go on: put the directory back (mount, mv)"
     adopt = (
         'move the other run away and attach with resume="must"'
@@ -19,7 +19,7 @@ def lost_directory(run: str, lost: str, pid: int, resume: str, *, other: bool) -
     )
     raise DirectoryLost(
         f"open run {run}: {lost}, but shadow {pid} of that run lives and holds its newest step",
-        hint=f"{anew}; {back}, or {adopt}",
+        hint=f"{without}; {back}, or {adopt}",
     )
 
 

@@ -22,7 +22,7 @@ class Role(StrEnum):
 
 
 class RoleEvent(StrEnum):
-    SPEAKS = "speaks"  # it puts its card in the place of the shadow before
+    SPEAKS = "speaks"  # it puts its card in the place of its predecessor's
     TRAINER_GONE = "trainer_gone"  # ended, or left the run
     YIELDS = "yields"  # the next trainer asked for its state
     RETIRED = "retired"  # another shadow speaks from now on, or nobody needs this one

@@ -1,10 +1,10 @@
 """When each piece of state leaves the device, if all of it must within one iteration.
 
-Between two steps state does not change: a piece can be *offloaded* (device to host) as it is. What the
-link cannot take in that time is *snapshotted* (device to device, fast) right before the step, when
-activations are gone, and offloaded behind it. What finds no memory for a snapshot either makes the step
-wait. The idea is Checkflow's (IEEE CAL 24(2), 2025), which solves an integer programme; this is a greedy
-answer to the same question, and a test compares it with the exact one.
+State does not change between two steps, so a piece can be *offloaded* (device to host) as it is. Pieces
+that the link cannot take in that time are *snapshotted* (device to device, fast) right before the step, when
+activations are gone, and offloaded after it. Where there is no memory for a snapshot either, the step waits.
+The idea is Checkflow's (IEEE CAL 24(2), 2025), which solves an integer programme. This algorithm is greedy;
+a test compares it with the exact solution.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def cut(sizes: Sequence[int], limit: int) -> list[tuple[int, int, int]]:
 def plan_offload(sizes: Sequence[int], stretches: Sequence[Stretch], update: int) -> Schedule:
     """Spread pieces over stretches; the step overwrites them at the start of stretch `update`.
 
-    Large pieces first, each where it fits most tightly before the update; then, as snapshots, in the
-    earliest stretch behind it that has link and memory left.
+    Large pieces come first, each in the stretch before the update where it fits most tightly. The rest become
+    snapshots, each in the earliest stretch after the update that has link and memory left.
     """
     link = [stretch.link_bytes for stretch in stretches]
     free = [stretch.free_bytes for stretch in stretches]

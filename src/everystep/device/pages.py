@@ -27,7 +27,7 @@ def lock_pages(memory: torch.Tensor) -> bool:
     runtime = torch.cuda.cudart()
     code = int(runtime.cudaHostRegister(address, memory.nbytes, 0))
     if code == 0:
-        # addresses that are mapped anew while still registered lead a device to the pages of before
+        # addresses that are mapped again while still registered lead a device to the pages of before
         _locked[address] = weakref.finalize(memory, runtime.cudaHostUnregister, address)
         _locked[address].atexit = False
         return True

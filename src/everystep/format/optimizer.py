@@ -1,5 +1,5 @@
 """What an optimizer's call uses beside gradients and slots: param groups, state under keys that are no
-parameters, attributes. A list is groups alone; so it was before there was more to say."""
+parameters, attributes. A list holds param groups alone: the older encoding."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def encode_values(
 def decode_values(
     encoded: bytes, unpack: values.Unpack, group_count: int | None = None
 ) -> OptimizerValues:
-    """`group_count`: how many param groups the optimizer has, if that is known. The last ones may have come
-    since these values were taken."""
+    """`group_count`: number of param groups of the optimizer, if known. The last groups may be newer than
+    these values."""
     found = _decoded(encoded, unpack)
     if group_count is not None and len(found.groups) > group_count:
         raise CorruptData(

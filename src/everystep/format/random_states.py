@@ -1,6 +1,6 @@
-"""Random states as they are stored, held against what their generators may hold: some of these read wherever
-their state points to, in memory that nobody wrote. No generator is asked, and torch is not imported: who
-verifies a store finds what loading would refuse."""
+"""Checks stored random states before a generator gets them: with a bad state, some generators read memory out
+of bounds. No generator is used for that, and torch is not imported: `everystep verify` finds what loading
+would refuse."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from everystep.format.document import MALFORMED
 VERSION = 1
 MAGIC = 0x544C5345  # "ESLT"
 FLAG_SEALED = 1
-FLAG_GAP = 2  # records were dropped before this entry: a replica must be based anew
+FLAG_GAP = 2  # records were dropped before this entry: a replica must be re-based
 
 SLOT_FIELDS: tuple[tuple[str, str], ...] = (
     ("magic", "I"),

@@ -198,7 +198,7 @@ def _bind_again(socket: zmq.Socket[bytes], address: str) -> None:
     socket.bind(address)
 
 
-def board_of(address: str) -> str:
+def board_address(address: str) -> str:
     """Where the notice board of the shadow with this control address answers."""
     return f"{address.removesuffix('.control')}.board"
 
@@ -215,10 +215,10 @@ class NoticeBoard:
         # not REP: behind messages without an envelope it loses the answer to a right one
         self._socket: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.MAXMSGSIZE, _REQUEST_BYTES_MAX)
-        self._address = board_of(address)
+        self._address = board_address(address)
         _bind_for_us(self._socket, self._address)
 
-    def put_up(self, status: dict[str, Any]) -> None:
+    def post(self, status: dict[str, Any]) -> None:
         first = not self.answer
         self.answer = msgspec.msgpack.encode(Answer(status=status))
         if first:
@@ -227,7 +227,7 @@ class NoticeBoard:
     def _serve(self) -> None:
         """Whatever is asked, and in however many parts: the answer is the same."""
         while True:
-            # interrupted, or the folder is being made anew, or it has become somebody else's
+            # interrupted, or the folder is being made again, or it has become somebody else's
             with contextlib.suppress(zmq.ZMQError, OSError, LaneError):
                 if self._socket.poll(_milliseconds(_LOOK_SECONDS)):
                     peer, *_, body = _next_message(self._socket)
@@ -253,7 +253,7 @@ def ask(
     the first of two equal questions, which nobody waits for any more.
     """
     if isinstance(request, AskStatus) and not request.exact:
-        address = board_of(address)
+        address = board_address(address)
     what = f"ask shadow at {address} for {type(request).__name__[3:].lower()}"
     refuse_foreign(socket_path(address).parent, what)
     deadline = time.monotonic() + timeout_seconds

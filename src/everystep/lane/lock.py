@@ -28,13 +28,13 @@ _TAKEN_SECONDS = 5.0  # a command holds the lock for a moment; another trainer k
 
 class TrainerLock:
     """A POSIX lock: it dies with the process, and forked data loader workers do not inherit it. Its file may
-    be removed under it (by a cleaner, by hand): `taken_by` notices and makes it anew."""
+    be removed under it (by a cleaner, by hand): `taken_by` notices and makes it again."""
 
     _held_here: ClassVar[dict[Path, TrainerLock]] = {}  # it does not exclude its own process
 
     def __init__(self, folder: Path, run: str, operation: str = "attach") -> None:
         self._folder, self._path = folder, folder / _NAME
-        self.problem = ""  # why it could not be made anew
+        self.problem = ""  # why it could not be made again
         self._looked_at = self._touched_at = time.monotonic()
         self._missing_since: float | None = None
         self._end_holder: weakref.WeakMethod[Callable[[], None]] | None = None
@@ -64,8 +64,8 @@ class TrainerLock:
 
     @classmethod
     def end_earlier(cls, folder: Path) -> None:
-        """Have the earlier holder in this process, if any, let go of the run. Who is forgotten, as in a
-        notebook after `run = None`, cannot be asked to."""
+        """Have the earlier holder in this process, if any, release the run. A holder that nobody refers to
+        any more, as in a notebook after `run = None`, cannot be asked: its lock is closed."""
         lock = cls.held_in_this_process(folder)
         if lock is not None and lock._end_holder is not None:
             end = lock._end_holder()
@@ -90,12 +90,12 @@ class TrainerLock:
             remake(self._folder)
             fd = _take(self._path)
         except (OSError, LaneError) as error:
-            self._lost(f"the lock of the run cannot be made anew: {error}")
+            self._lost(f"the lock of the run cannot be made again: {error}")
             return ""
         if isinstance(fd, str):
             self._missing_since = self._missing_since or now
             return fd if now > self._missing_since + _TAKEN_SECONDS else ""
-        log.warning("lock_made_anew path=%s", self._path)
+        log.warning("lock_made_again path=%s", self._path)
         os.close(self._fd)
         self._fd, self._missing_since, self.problem = fd, None, ""
         return ""
@@ -113,8 +113,8 @@ class TrainerLock:
 
 
 def is_held(folder: Path) -> bool:
-    """Whether anybody holds a run there, this process included. The lock is not tried: who had it for a
-    moment would turn others away."""
+    """Whether anybody holds a run there, this process included. The lock itself is not taken: holding it even
+    for a moment would turn others away."""
     if TrainerLock.held_in_this_process(folder) is not None:
         return True  # known without opening its file: to close that would give up the lock
     ask = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)

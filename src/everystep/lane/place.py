@@ -74,12 +74,12 @@ def check_place(folder: Path) -> None:
 
 
 def refuse_foreign(folder: Path, what: str) -> None:
-    """Before a shadow is asked or waited for: whoever took the place of a folder that was removed would
-    answer in its name, and it does not come back there."""
+    """Refuse before a shadow is asked or waited for. If the folder was removed and another user made it
+    again, that user would answer instead of our shadow, which does not come back to it."""
     try:
         check_place(folder)
     except FileNotFoundError:
-        pass  # it makes it anew
+        pass  # it makes it again
     except (OSError, LaneError) as error:
         raise LaneError(f"{what}: {error}") from error
 

@@ -151,7 +151,7 @@ class RingWriter(_Ring):
             )
 
     def requested_atoms(self) -> list[int] | None:
-        """Atoms the shadow wants to be based anew; None means all of them, [] none."""
+        """Atoms the shadow wants to be re-based; None means all of them, [] none."""
         request = self._get(fmt.RING_REQUEST_AT)
         if request == self._get(fmt.RING_REQUEST_ANSWERED_AT):
             return []
@@ -246,7 +246,7 @@ class RingReader(_Ring):
         self._set(fmt.RING_NOTICE_AT, len(data))
 
     def request_atoms(self, atoms: Iterable[int] | None) -> None:
-        """Ask the trainer to base these atoms anew; None means all."""
+        """Ask the trainer to re-base these atoms; None means all."""
         wanted = None if atoms is None else sorted(set(atoms))
         if wanted is None or len(wanted) > _REQUEST_ATOMS_MAX:
             self._set(fmt.RING_REQUEST_COUNT_AT, fmt.REQUEST_ALL)

@@ -22,7 +22,7 @@ def log_until(base: int, wanted: int | None, *, exact: bool, lacking: bool) -> i
 
 
 def refuse_damaged(run: str, damage: Sequence[str]) -> None:
-    """To begin anew where steps were recorded is for the user to decide."""
+    """Only the user decides to start over where steps were recorded."""
     first = damage[0].partition("\n")[0]
     more = f", and {len(damage) - 1} more" if len(damage) > 1 else ""
     raise NothingToRecover(
@@ -59,7 +59,7 @@ def refuse_unknown_step(
         )
     if step in listed:
         raise StepUnavailable(
-            f"step {step} of {run}: only its weights are retained, not its optimizer slots",
+            f"step {step} of {run}: only its weights are kept, not its optimizer slots",
             hint=f"everystep export gives the weights; {others}",
         )
-    raise StepUnavailable(f"step {step} of {run}: not retained", hint=others)
+    raise StepUnavailable(f"step {step} of {run}: not kept", hint=others)

@@ -50,7 +50,7 @@ def export_torch(state: State, path: Path, progress: Progress, *, weights_only: 
     """{"step": n, "model": state_dict, "optimizer": state_dict}; several optimizers lie under their keys."""
     if state.weights_only and not weights_only:
         raise StepUnavailable(
-            f"export step {state.step}: only its weights are retained, not its optimizer slots",
+            f"export step {state.step}: only its weights are kept, not its optimizer slots",
             hint="add --weights-only",
         )
     document: dict[str, Any] = {"step": state.step, "model": _model(state)}

@@ -40,8 +40,8 @@ class Answer:
 
 
 def ask_shadow(card: ShadowCard, run: Path, folder: Path) -> Answer:
-    """Ask the run's shadow; one that hands over to its successor meanwhile is asked no longer. One that
-    cannot hand over says its last words to the store."""
+    """Ask the run's shadow for its state. A shadow that hands over to a successor meanwhile is not asked
+    again. A shadow that cannot hand over writes its last words to the store."""
     answer = Answer(card)
     while True:
         problems: list[str] = []

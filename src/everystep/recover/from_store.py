@@ -91,10 +91,10 @@ def _base(point: Point, reader: BaseReader) -> RestorePoint:
 
 def _with_log(base: RestorePoint, behind: LogReader) -> RestorePoint:
     session = base.session
-    for record in behind.glance():
+    for record in behind.unchecked_records():
         for events, _ in unframe_entries(record.body):
             check_readable(events)  # before anything live is changed
             for event in events:
                 session = after_seal(session, event) if isinstance(event, Seal) else session
-    behind.bring()
+    behind.prefetch()
     return base._replace(point=behind.end, session=session, log=behind)

@@ -92,7 +92,7 @@ def sync_newest(run: Path, bucket: str, folder: Path, *, adopts: bool = False) -
 
 def point_here(run: Path, point: Point) -> Point | None:
     """Where in this directory's lineage a state stands that a shadow held. A directory that lacks the term
-    (it was lost, and made anew) goes on from what it has."""
+    (it was lost, and made again) goes on from what it has."""
     try:
         if read_manifest(run, point.term) is not None:
             return point

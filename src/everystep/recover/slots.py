@@ -1,5 +1,5 @@
-"""The slots of live optimizers while a restore point is loaded and its log replayed. A slot may be of any
-type at any step: what came last of an atom is what there is."""
+"""The slots of live optimizers while a restore point is loaded and its log replayed. The type of
+a slot may change at any step: the newest event of an atom says which slots it has."""
 
 from __future__ import annotations
 

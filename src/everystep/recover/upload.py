@@ -18,7 +18,7 @@ import torch
 from everystep.device.pages import lock_pages, unlock_pages
 from everystep.lane.memory import fresh, move
 
-_HALF_BYTES = 32 << 20  # locking memory is slow, so there is little of it
+_HALF_BYTES = 32 << 20  # small, because locking memory is slow
 
 
 class _Part(NamedTuple):

@@ -47,8 +47,8 @@ def apply_call(
     gradients = view_tensors(payload, ((at, atom.dtype, atom.shape) for at, atom in atoms))
     for parameter in parameters:
         parameter.grad = None
-    # who writes into gradients must not write into a log, which is read again after the next crash; a fused
-    # kernel that is given a scale does
+    # an optimizer that writes into gradients (a fused kernel with a scale does) gets copies: it must not
+    # write into the log, which is read again after the next crash
     copies = not quickly and (bool(call.amp) or rewrites_gradients(optimizer))
     for (*_, parameter), gradient in zip(moved, gradients, strict=True):
         parameter.grad = _laid_out(gradient.clone() if copies else gradient, parameter)

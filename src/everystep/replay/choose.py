@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 import torch
 
+from everystep.console import announce
 from everystep.native import Missing, missing
 from everystep.replay.optimizers import class_path, on_cpu
 from everystep.replay.rules.rule import Rule
 from everystep.replay.selfcheck import Probe, device_powers, differences, drift, in_one_thread
 from everystep.replay.tensors import dtype_name
 from everystep.replay.twins import is_ordinary, rule_of
-from everystep.tell import tell
 
 _BOUND_STEPS = 20
 _SETTINGS = ("lr", "weight_decay", "eps", "momentum", "dampening")
@@ -87,14 +87,15 @@ def _unfit(optimizer: torch.optim.Optimizer, path: str) -> str:
 def _tell(absent: Missing) -> None:
     """Once in a process: nobody would find out why the shadow is slow, or a GPU's run not exact."""
     if not absent.asked:
-        tell(
+        announce(
             f"{absent.why}, so torch replays every step: more slowly, and bit for bit only on a CPU. "
             f"To change that: {absent.remedy}"
         )
 
 
 def _unfit_on_cpu(rule: Rule, groups: list[dict[str, Any]]) -> str:
-    """What torch computes in another way in the last elements of a tensor: a probe may miss that."""
+    """Why these settings are unfit: torch computes the last elements of a tensor in another way, and a
+    probe may miss that."""
     if any(group.get("fused") for group in groups):
         return "the CPU's fused kernel rounds the ends of tensors in another way"
     return next((why for group in groups if (why := rule.unfit_on_cpu(group))), "")

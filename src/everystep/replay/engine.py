@@ -31,7 +31,7 @@ Record = Sequence[Entry[P]]  # all entries of a step, with the seal at the end o
 
 @dataclass
 class Sent:
-    """What a record has sent of an atom since its value: that always comes before its slots."""
+    """What a record has sent of an atom since its value, which always comes before its slots."""
 
     slots: set[str] = field(default_factory=set)
     values: dict[int, bytes] = field(

@@ -15,7 +15,7 @@ from everystep.replay.twins import Twin, numbers_of
 
 @dataclass
 class Rows:
-    """Tensors of one dtype that one optimizer moves. `times` and `fresh` go on with every pass."""
+    """Tensors of one dtype that one optimizer moves. `times` and `fresh` advance with every pass."""
 
     targets: np.ndarray  # of native.TARGET
     groups: np.ndarray  # the param group of each

@@ -43,19 +43,19 @@ def in_one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def awkward(count: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
+def awkward_values(count: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
     """Mixed magnitudes, and a few infinities, denormals, signed zeros and NaNs between them."""
     with torch.device("cpu"):  # whatever the user's default is
-        return _awkward(count, seed).to(dtype)
+        return _awkward_floats(count, seed).to(dtype)
 
 
 @lru_cache(maxsize=256)
 def _gradient(count: int, dtype: torch.dtype, step: int, place: int) -> torch.Tensor:
     """Never written to. After a while they come again, but the state they meet is another."""
-    return awkward(count, dtype, 7 * step + place + 100)
+    return awkward_values(count, dtype, 7 * step + place + 100)
 
 
-def _awkward(count: int, seed: int) -> torch.Tensor:
+def _awkward_floats(count: int, seed: int) -> torch.Tensor:
     source = torch.Generator().manual_seed(seed)
     values = torch.randn(count, generator=source, dtype=torch.float32)
     values *= torch.pow(10.0, torch.randint(-9, 4, (count,), generator=source).float())
@@ -107,7 +107,7 @@ def differences(
     build: Build, device: torch.device, dtype: torch.dtype, probe: Probe
 ) -> dict[str, int]:
     """For every twin that might do: in how many elements of values and slots it differs."""
-    start = [awkward(size, dtype, number) for number, size in enumerate(probe.sizes)]
+    start = [awkward_values(size, dtype, number) for number, size in enumerate(probe.sizes)]
     parameters = [torch.nn.Parameter(value.to(device)) for value in start]
     optimizer = build(parameters)
     rule = rule_of(class_path(optimizer))
@@ -138,7 +138,7 @@ def drift(
 ) -> float:
     """How far an optimizer on the CPU gets from one on a device: the largest difference of a value or slot
     after the probe's steps, relative to it."""
-    start = [awkward(size, dtype, number) for number, size in enumerate(probe.sizes)]
+    start = [awkward_values(size, dtype, number) for number, size in enumerate(probe.sizes)]
     sides = []
     for build, place in ((there, device), (here, torch.device("cpu"))):
         parameters = [torch.nn.Parameter(value.to(place, copy=True)) for value in start]

@@ -8,7 +8,7 @@ import sys
 
 from everystep.errors import ProtocolMismatch
 from everystep.process.config import read_config
-from everystep.process.spare import spare_from_oom
+from everystep.process.oom_score import spare_from_oom
 from everystep.shadow.process import Shadow
 
 

@@ -54,7 +54,7 @@ class Advance:
         return moved
 
     def slots_changed(self, atom: int) -> None:
-        """The atom's slots were written or replaced from outside: look at them anew."""
+        """The atom's slots were written or replaced from outside: look at them again."""
         self._rebind.add(atom)
 
     def _parameter(self, atom: int) -> torch.nn.Parameter:

@@ -19,7 +19,7 @@ from everystep.core.tensors import Held
 from everystep.errors import EverystepError, StoreError
 from everystep.format.base import Base, BaseEntry, Point
 from everystep.format.log import census_digest
-from everystep.shadow.outlook import Outlook
+from everystep.shadow.disk_forecast import DiskForecast
 from everystep.shadow.spans import Spans
 from everystep.shadow.worker import Worker
 from everystep.store.disk.files import RunPath
@@ -81,7 +81,7 @@ class BaseWriter(Worker):
         self._looked_at: Base | None = None
         self._fits = False
         self._versions: dict[int, int] = {}
-        self.outlook: Outlook | None = None
+        self.disk_forecast: DiskForecast | None = None
         self.on_failure: Callable[[], None] = lambda: None  # it may be the first to see trouble
         self.ended_log: Callable[[], tuple[RunPath, int] | None] = lambda: None
         self.state = _state_of_store(run, continues)
@@ -97,7 +97,7 @@ class BaseWriter(Worker):
         return self.busy and self._landed
 
     @property
-    def homeless(self) -> str:
+    def why_no_term(self) -> str:
         """Why there is no term of ours to write to, once that was tried."""
         return "" if self.state.term else self.trouble.problem
 
@@ -228,9 +228,9 @@ class BaseWriter(Worker):
         )
         self.recovered()  # whatever becomes of what is removed now
         self._landed = True
-        self._writer.retain()
-        if self.outlook is not None:
-            self.outlook.after(entry)
+        self._writer.apply_retention()
+        if self.disk_forecast is not None:
+            self.disk_forecast.after(entry)
 
     def before_it_is_told(self, error: Exception) -> None:
         self.on_failure()

@@ -1,5 +1,5 @@
-"""A base that is written while the replica moves on needs a copy of it. The next pass over the state makes it
-on its way; where no pass comes, it is made aside while the replica holds still."""
+"""A base that is written while the replica changes needs a copy of it. The next pass over the state makes
+that copy as it goes. If no pass comes, the copy is made without one, while the replica does not change."""
 
 from __future__ import annotations
 

@@ -30,8 +30,8 @@ class Handover:
             tail.close()
 
     def handle(self, term: int) -> ReplicaHandle:
-        """Where everything lies. `term`: ours, if we have one; behind the point that we continue there may
-        be steps that training has gone back from, which are not ours."""
+        """Where the replica lies. `term`: ours, if we own one. Else its state goes on from the point that we
+        continue. Newer steps of that point's term may be ones that training was rewound from."""
         state = self._intake.state
         tail = state.tail.data
         if tail:

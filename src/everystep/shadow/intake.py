@@ -45,7 +45,7 @@ class Intake:
         self.state = ReplicaState(replica, session, ring.request_atoms)
         # told of every record that can be replayed, in its order
         self.on_record: Callable[[Seal, Entries], None] | None = None
-        self.gap = False  # records were dropped: everything must be based anew
+        self.gap = False  # records were dropped: everything must be re-based
         self.in_doubt = False  # half a record may have been replayed
         # a new base is asked for, and until it comes the replica is what there is
         self._kept = False
@@ -222,7 +222,7 @@ class Intake:
         self.state.give_up()
 
     def stay(self) -> None:
-        """The trainer is gone and will send nothing anew: the state that is here is the newest."""
+        """The trainer is gone and will send nothing again: the state that is here is the newest."""
         self.gap = self._kept = False
         self._held.clear()
         self.ring.skip()

@@ -69,7 +69,7 @@ class LogKeeper(Worker):
         self._ends_at = 0  # the step before it
         self._begins_after: int | None = None  # the step that the first record kept here follows
         self._offered: int | None = None  # the newest step that came
-        self._was_base = False  # the record that came last brought most of the state anew
+        self._was_base = False  # the record that came last brought most of the state again
         self._lock = threading.Lock()  # of the gap: both threads may find one
 
     @property
@@ -172,7 +172,7 @@ class LogKeeper(Worker):
         if durable != self._based_at:  # what lies before a base can be dropped as a whole
             self._based_at, self._roll = durable, True
             if durable is not None and self._gap_until is not None:
-                self._heal(durable.step)
+                self._close_gap(durable.step)
         if not self.may_begin or not self._waiting or not term:
             return
         if clears_up and self._wants_room:
@@ -184,7 +184,7 @@ class LogKeeper(Worker):
             self.spans.begin()
             self.begin(lambda: self._write(run_id, term), then=self.spans.end)
 
-    def _heal(self, base: int) -> None:
+    def _close_gap(self, base: int) -> None:
         """A base lies behind the gap, or in it: records before it continue nothing, and may be too many for
         the room there is."""
         with self._lock:
@@ -242,7 +242,7 @@ def _bytes_of(records: Sequence[LoggedRecord]) -> int:
 def _is_base(
     entries: Sequence[tuple[list[Event], memoryview]], census: Census, *, begins: bool
 ) -> bool:
-    """Whether a record brings most of the state anew, or, where recording `begins`, the last part of it: the
+    """Whether a record brings most of the state again, or, where recording `begins`, the last part of it: the
     others came with records that nobody could replay."""
     events = [event for events, _ in entries for event in events]
     based = {atom for e in events if isinstance(e, Rebase) for atom in e.atoms}

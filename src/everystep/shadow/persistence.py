@@ -11,10 +11,10 @@ from everystep.core.retention import rules_of
 from everystep.process.config import ShadowConfig
 from everystep.shadow.base_scheduler import BaseScheduler
 from everystep.shadow.base_writer import BaseWriter
+from everystep.shadow.directory_watch import DirectoryState, DirectoryWatch
+from everystep.shadow.disk_forecast import DiskForecast
 from everystep.shadow.intake import Intake
 from everystep.shadow.logkeeper import LogKeeper
-from everystep.shadow.lookout import Lookout, Seen
-from everystep.shadow.outlook import Outlook
 from everystep.shadow.report import describe_store
 from everystep.shadow.shipper import Shipper
 from everystep.shadow.tuning import Tuner, first_batch, until_tuned
@@ -34,9 +34,11 @@ class Persistence:
         self.base_writer = BaseWriter(
             run, config.continues, rules_of(options), config.run_id, meter, config.known
         )
-        self.lookout = Lookout(self._look)
-        self.base_writer.on_failure = self.lookout.look
-        self.base_writer.outlook = self.outlook = Outlook(run, config.census, options)
+        self.directory_watch = DirectoryWatch(self._look)
+        self.base_writer.on_failure = self.directory_watch.look
+        self.base_writer.disk_forecast = self.disk_forecast = DiskForecast(
+            run, config.census, options
+        )
         self.base_scheduler = BaseScheduler(options, intake, self.base_writer)
         self.log: LogKeeper | None = None
         if options.durable_log:
@@ -47,8 +49,8 @@ class Persistence:
         self.shipper = Shipper(run, options.bucket, rate, config.log_is_resumed)
         self.shipper.check_directory = self.base_writer.check_directory
 
-    def _look(self) -> Seen:
-        return Seen(self.base_writer.what_is_lost(), self.shipper.has_all_tags())
+    def _look(self) -> DirectoryState:
+        return DirectoryState(self.base_writer.what_is_lost(), self.shipper.has_all_tags())
 
     def on_record(self, seal: Seal, entries: list[tuple[list[Event], memoryview]]) -> None:
         self.tuning.on_record(seal, entries)
@@ -59,8 +61,8 @@ class Persistence:
         """Write and ship what is due. `leaving`: nothing more comes, so that nothing is waited for."""
         state = self.base_writer.state
         if self.log is not None:
-            lost = self.lookout.seen.lost
-            self.log.nowhere = lost or self.base_writer.homeless
+            lost = self.directory_watch.state.lost
+            self.log.nowhere = lost or self.base_writer.why_no_term
             if not lost:
                 self.log.look_after(
                     self.base_writer.run_id,
@@ -80,7 +82,9 @@ class Persistence:
 
     @property
     def shipped(self) -> bool:
-        return self.shipper.settled(self.base_writer.state, tagged=self.lookout.seen.tagged)
+        return self.shipper.settled(
+            self.base_writer.state, tagged=self.directory_watch.state.tagged
+        )
 
     @property
     def owes(self) -> bool:
@@ -91,7 +95,7 @@ class Persistence:
         resumed = self._config.log_is_resumed
         return {
             **describe_store(self.base_writer, self.log, self.shipper, resumed),
-            "disk_forecast": self.outlook.latest,
+            "disk_forecast": self.disk_forecast.latest,
             **self.tuning.describe(),
         }
 

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from everystep.errors import EverystepError
-from everystep.lane.control import AskDefer, ControlServer, ask, board_of, socket_path
+from everystep.lane.control import AskDefer, ControlServer, ask, board_address, socket_path
 from everystep.lane.descriptors import DescriptorServer
 from everystep.lane.host import process_start
 from everystep.lane.lock import FRESH_SECONDS
@@ -30,7 +30,7 @@ from everystep.lane.runtime import (
 from everystep.process.config import ShadowConfig
 from everystep.process.retire import retire
 from everystep.shadow.base_writer import BaseWriter
-from everystep.shadow.lookout import Lookout
+from everystep.shadow.directory_watch import DirectoryWatch
 
 log = logging.getLogger(__name__)
 
@@ -43,8 +43,10 @@ _CLAIMS = ("durable_step", "durable_age_seconds", "based_step")
 class Presence:
     """Owned by the main thread."""
 
-    def __init__(self, config: ShadowConfig, base_writer: BaseWriter, lookout: Lookout) -> None:
-        self._lookout, self._noted = lookout, ""
+    def __init__(
+        self, config: ShadowConfig, base_writer: BaseWriter, directory_watch: DirectoryWatch
+    ) -> None:
+        self._directory_watch, self._noted = directory_watch, ""
         self._folder = Path(config.folder)
         self._base_writer = base_writer
         self._looked_at = self._touched_at = time.monotonic()
@@ -94,16 +96,16 @@ class Presence:
     @property
     def lost(self) -> str:
         """What became of the run's directory."""
-        return self._lookout.seen.lost
+        return self._directory_watch.state.lost
 
     @property
     def problem(self) -> str:
-        return self.lost or self._unretired or self._misplaced or self._lookout.problem
+        return self.lost or self._unretired or self._misplaced or self._directory_watch.problem
 
     def trainer_gone(self) -> None:
         self.card = msgspec.structs.replace(self.card, trainer_pid=0, trainer_start=0)
         if self._is_ours(read_card(self._folder)):
-            with contextlib.suppress(OSError):  # the next look makes the folder anew
+            with contextlib.suppress(OSError):  # the next look makes the folder again
                 write_card(self._folder, self.card)
 
     def look_after(
@@ -118,7 +120,7 @@ class Presence:
         self._looked_at = now
         lost, before = self.lost, self._noted
         self._noted = lost
-        self._lookout.keep_watch()
+        self._directory_watch.keep_watch()
         if lost != before:
             log.log(logging.ERROR if lost else logging.INFO, "directory_lost %s", lost or "no more")
         try:
@@ -161,13 +163,13 @@ class Presence:
         return card is not None and card.pid == self.card.pid
 
     def _touch(self) -> None:
-        names = [self.card.control, board_of(self.card.control), self.card.descriptors]
+        names = [self.card.control, board_address(self.card.control), self.card.descriptors]
         paths = [socket_path(name) for name in names]
         for path in (*paths, self._folder / "shadow.json", self._folder / "shadow.log"):
             with contextlib.suppress(FileNotFoundError):
                 os.utime(path)
 
-    def honest(self, status: dict[str, Any]) -> dict[str, Any]:
+    def without_lost_claims(self, status: dict[str, Any]) -> dict[str, Any]:
         """A directory that is not there any more holds nothing that could be resumed from, and one that
         others go on with brings back what is theirs."""
         void = self.lost or self._base_writer.trouble.fenced
@@ -177,6 +179,6 @@ class Presence:
         remove_card(self._folder, os.getpid())
 
     def remove_sockets(self) -> None:
-        for address in (self.card.control, board_of(self.card.control)):
+        for address in (self.card.control, board_address(self.card.control)):
             with contextlib.suppress(OSError):  # the folder may be somebody else's by now
                 socket_path(address).unlink(missing_ok=True)

@@ -18,7 +18,6 @@ from everystep.lane.ring import RingReader
 from everystep.option_values import duration_seconds
 from everystep.process.config import ShadowConfig
 from everystep.shadow.advances import Advances
-from everystep.shadow.beside import guarded
 from everystep.shadow.faults import Faults
 from everystep.shadow.handover import Handover
 from everystep.shadow.intake import Intake
@@ -29,6 +28,7 @@ from everystep.shadow.replica import Replica
 from everystep.shadow.report import describe_intake, describe_process
 from everystep.shadow.requests import Requests
 from everystep.shadow.succession import Succession
+from everystep.shadow.threads import guarded
 from everystep.shadow.warmup import Warmup
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class Shadow:
         self.faults = Faults()
         self.persistence = Persistence(config, self.intake)
         writer, scheduler = self.persistence.base_writer, self.persistence.base_scheduler
-        self.presence = Presence(config, writer, self.persistence.lookout)
+        self.presence = Presence(config, writer, self.persistence.directory_watch)
         self.succession = Succession(config, self.presence, self.faults)
         self.receiver = Receiver(self.intake, scheduler, writer, self.succession, self.faults)
         self.requests = Requests(
@@ -95,13 +95,13 @@ class Shadow:
         if fenced:
             self.succession.happens(RoleEvent.ENDS, "the run is another's")
         else:
-            self.requests.board.put_up(self.status())
+            self.requests.board.post(self.status())
             self.succession.begin()
         told = writer.trouble.problem if fenced else str(os.getpid())
         os.write(self.config.ready_fd, told.encode())
         os.close(self.config.ready_fd)
         self.advances.use_twins()
-        self.persistence.lookout.keep_watch()
+        self.persistence.directory_watch.keep_watch()
 
     def _tick(self) -> None:
         """Each part is done whatever becomes of the others."""
@@ -133,7 +133,7 @@ class Shadow:
             self.persistence.on_record(seal, entries)
         except Exception as error:
             if self.succession.trainer_lives:
-                raise  # it sends everything anew
+                raise  # it sends everything again
             self.faults.failed(error)  # of the log, which notices the gap: the replica is sound
 
     def _keep_cadence(self) -> None:
@@ -182,7 +182,7 @@ class Shadow:
         if trouble != self._noticed:
             self.intake.ring.put_notice(trouble)
             self._noticed = trouble
-        self.requests.board.put_up(self.status())
+        self.requests.board.post(self.status())
 
     def _wait(self) -> None:
         self._poll_ms = _POLL_MS_MIN if self._busy else min(2 * self._poll_ms, _POLL_MS_MAX)
@@ -214,7 +214,7 @@ class Shadow:
             "trainer_pid": self.config.trainer_pid if succession.trainer_lives else None,
             "warm": self.warmup.done,
             **describe_intake(self.intake),
-            **self.presence.honest(self.persistence.describe()),
+            **self.presence.without_lost_claims(self.persistence.describe()),
             "health": "degraded" if self._trouble else "ok",
             "problem": self._trouble,
         }

@@ -9,10 +9,10 @@ from typing import Any
 from everystep.core.roles import RoleEvent
 from everystep.shadow.base_scheduler import BaseScheduler
 from everystep.shadow.base_writer import BaseWriter
-from everystep.shadow.beside import guarded
 from everystep.shadow.faults import START_OVER_MAX, Faults
 from everystep.shadow.intake import Intake
 from everystep.shadow.succession import Succession
+from everystep.shadow.threads import guarded
 
 _BATCH_SECONDS = 0.05  # of taking records in between two looks at the control channel
 

@@ -142,7 +142,7 @@ class Replica:
             self._drop(key)
 
     def keep_only(self, atom: int, slots: set[str], optimizers: set[int]) -> None:
-        """An atom was based anew: what its new base does not have is gone."""
+        """An atom was re-based: what its new base does not have is gone."""
         self.drop_slots(atom, slots)
         gone = [k for k in self.values if k[0] == atom and k[1] not in optimizers]
         for key in gone:

@@ -37,7 +37,7 @@ class Advance(Protocol):
 
 
 class ReplicaState:
-    """`request_atoms` asks the trainer to base atoms anew; None: no others than it wants to."""
+    """`request_atoms` asks the trainer to re-base atoms; None: no others than it wants to."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class ReplicaState:
         self._engine.apply_together(records, base)
 
     def forget_requests(self) -> None:
-        """The trainer will base everything anew."""
+        """The trainer will re-base everything."""
         self._fold_asked = False
         self._request_atoms(None)
 
@@ -188,7 +188,7 @@ class ReplicaState:
         self._request_atoms(self.drifted)
 
     def _ask_for_a_shorter_tail(self) -> None:
-        """Its atoms, based anew, need none of it."""
+        """Its atoms, re-based, need none of it."""
         places = self.replica.places.values()
         state_bytes = sum(p.bytes for p in places if p.atom in self.tail.atoms)
         if self.tail.nbytes > max(_TAIL_BYTES_MIN, state_bytes) and not self._fold_asked:

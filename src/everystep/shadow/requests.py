@@ -11,12 +11,12 @@ from everystep.lane import control
 from everystep.lane.control import Answer
 from everystep.lane.descriptors import DescriptorServer
 from everystep.lane.runtime import ShadowCard
-from everystep.shadow.beside import guarded
 from everystep.shadow.faults import START_OVER_MAX
 from everystep.shadow.handover import Handover
 from everystep.shadow.persistence import Persistence
 from everystep.shadow.receiving import Receiver
 from everystep.shadow.succession import Succession
+from everystep.shadow.threads import guarded
 
 
 class Waiter(NamedTuple):
@@ -59,11 +59,14 @@ class Requests:
 
     def look_after(self) -> None:
         """Hear what is asked, and answer what can be answered."""
-        self.board.put_up(self._status())  # before others hear of what it tells
+        self.board.post(self._status())  # before others hear of what it tells
         self.descriptors.serve(self._handover.descriptors())
-        base_writer, lookout = self._persistence.base_writer, self._persistence.lookout
+        base_writer, directory_watch = (
+            self._persistence.base_writer,
+            self._persistence.directory_watch,
+        )
         while (received := self.control.receive()) is not None:
-            look = 0 if isinstance(received[1], control.AskStatus) else lookout.ask()
+            look = 0 if isinstance(received[1], control.AskStatus) else directory_watch.ask()
             self._waiters.append(Waiter(*received, base_writer.trouble.failures_total, look))
         self._waiters = [waiter for waiter in self._waiters if not self._is_answered(waiter)]
 
@@ -133,9 +136,9 @@ class Requests:
         self, waiter: Waiter, request: control.AskFlush | control.AskClose
     ) -> Answer | None:
         receiver, persistence = self._receiver, self._persistence
-        if not persistence.lookout.has_answered(waiter.look):
+        if not persistence.directory_watch.has_answered(waiter.look):
             return None
-        if lost := persistence.lookout.seen.lost:
+        if lost := persistence.directory_watch.state.lost:
             return Answer(error=lost, status=self._status())
         if persistence.has_durable(request.step):
             return self._is_durable(closes=isinstance(request, control.AskClose))
@@ -150,7 +153,7 @@ class Requests:
         if closes and not self._persistence.shipped:
             return None
         status = self._status()
-        self.board.put_up(status)  # the writer may have got done since this was done last
+        self.board.post(status)  # the writer may have got done since this was done last
         if closes:
             self._succession.happens(RoleEvent.CLOSED)
         return Answer(status=status, error=self._persistence.shipper.problem if closes else "")

@@ -19,8 +19,8 @@ from everystep.store.bucket.ship import BaseShipper
 from everystep.store.bucket.ship_log import LogShipper
 from everystep.store.disk.meter import Throttle
 
-_FAILURES_MAX = 3  # in a row: then nobody waits for the bucket
-_TURN_SECONDS = 0.5  # also how often the growing log becomes a new object, at most
+_FAILURES_MAX = 3  # in a row; after that nothing waits for the bucket
+_TURN_SECONDS = 0.5  # also the shortest time between two objects of the growing log
 
 
 class Shipper:
@@ -40,7 +40,7 @@ class Shipper:
         self.check_directory: Callable[[], None] = lambda: None
 
     def look_after(self, term: int, log_keeper: LogKeeper | None) -> None:
-        """Begin once a term is ours; where no thread can be had, that is tried again."""
+        """Start shipping once we own a term; called repeatedly, to retry threads that could not start."""
         if not self._url or not term:
             return
         self._term, self._log_keeper = term, log_keeper

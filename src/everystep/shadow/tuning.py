@@ -23,11 +23,11 @@ from everystep.options import Options
 from everystep.process.config import ShadowConfig
 from everystep.shadow.base_scheduler import BaseScheduler
 from everystep.shadow.base_writer import BaseWriter
-from everystep.shadow.beside import begin
 from everystep.shadow.intake import Intake
 from everystep.shadow.logkeeper import LogKeeper
 from everystep.shadow.slowdown_estimator import SlowdownEstimator
 from everystep.shadow.spans import Spans
+from everystep.shadow.threads import start_thread
 from everystep.store.disk.probe import Disk, measure_disk
 from everystep.store.history import lives_of
 from everystep.tune.choose import Choice, choose, worth_changing
@@ -95,7 +95,7 @@ class Tuner:
     # ------------------------------------------------------------------ the plan
 
     def look_after(self) -> None:
-        """Choose anew if it is time to; called at every turn of the loop."""
+        """Choose again if it is time to; called at every turn of the loop."""
         if not self._auto or time.monotonic() < self._next_fit:
             return
         measured = self.measured()
@@ -165,7 +165,7 @@ class Tuner:
     def _begin_probe(self) -> None:
         """The disk is measured beside the loop: on a bad day it takes a while."""
         if self._probe is None or not self._probe.is_alive():
-            self._probe = begin("probe", self._measure, self._cannot_measure)
+            self._probe = start_thread("probe", self._measure, self._cannot_measure)
 
     def _measure(self) -> None:
         run = Path(self._config.run)
@@ -197,12 +197,12 @@ class Tuner:
             iteration_seconds=estimator.iteration_seconds,
             base_bytes=self._base_bytes,
             base_write_seconds=state.write_seconds / state.bases if state.bases else 0.0,
-            base_share_felt=estimator.base_slowdown,
+            base_slowdown=estimator.base_slowdown,
             record_bytes=estimator.record_bytes,
             log_writes=writes,
             log_write_seconds=logged.write_seconds / writes if logged and writes else 0.0,
             log_write_bytes=logged.bytes_written / writes if logged and writes else 0.0,
-            log_share_felt=estimator.log_slowdown,
+            log_slowdown=estimator.log_slowdown,
             replay_seconds_per_step=seconds / records if records else 0.0,
             replay_threads=self._config.replay_threads,
             cores=self._cores,

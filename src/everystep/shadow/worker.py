@@ -9,7 +9,7 @@ import time
 
 from everystep.core.trouble import Trouble
 from everystep.errors import EverystepError, Fenced
-from everystep.shadow.beside import Work, begin, guarded
+from everystep.shadow.threads import Work, guarded, start_thread
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class Worker:
             self.do(work)
             then()
 
-        self._thread = begin(self.name, whole, failed)
+        self._thread = start_thread(self.name, whole, failed)
 
     def repeat(self, work: Work, pause_seconds: float) -> None:
         """Again and again beside the main thread, until it is told to stop, or others have gone on."""
@@ -70,7 +70,7 @@ class Worker:
                 self.do(work)
                 self._stopping.wait(self.trouble.pause_seconds or pause_seconds)
 
-        self._thread = begin(self.name, turns, self._failed)
+        self._thread = start_thread(self.name, turns, self._failed)
 
     def stop(self) -> None:
         """Repeat it no more."""

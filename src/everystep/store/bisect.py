@@ -1,4 +1,4 @@
-"""Finds the first retained step at which something is wrong, on the way that training went."""
+"""Finds the first kept step at which something is wrong, on the way that training went."""
 
 from __future__ import annotations
 

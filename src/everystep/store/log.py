@@ -127,7 +127,7 @@ class LogWriter:
         path, stream, whole = self._path, self._stream, self._whole
         if stream is not None:
             with suppress(OSError):
-                stream.spoil(whole)
+                stream.invalidate(whole)
         with suppress(OSError):
             self.close()
         if path is not None and not whole:

@@ -98,12 +98,12 @@ class LogReader:
             if not segment.heads:
                 self._segments.pop()
 
-    def bring(self) -> None:
+    def prefetch(self) -> None:
         """Its first bodies come from the disk while the caller does something else."""
         for segment in self._segments[:1]:
-            segment.bring()
+            segment.prefetch()
 
-    def glance(self) -> Iterator[LoggedRecord]:
+    def unchecked_records(self) -> Iterator[LoggedRecord]:
         """To be looked at where they begin, checked or not: no more of them is read."""
         for segment in self._segments:
             expect_hops(segment.data, segment.heads[0].size >= _FAR_BYTES)
@@ -178,7 +178,7 @@ class _Segment:
         self.checked = False  # what is left of it
         self._comes = False
 
-    def bring(self) -> None:
+    def prefetch(self) -> None:
         if not self._comes:
             self._comes = True
             read_ahead(self.data, self.heads[0].start, self.heads[-1].start + self.heads[-1].size)
@@ -198,7 +198,7 @@ class _Segment:
         if self.checked:
             yield from (unchecked(self.data, head) for head in self.heads)
             return
-        self.bring()
+        self.prefetch()
         begun = map(partial(begin_record, self.data, str(self.path)), self.heads)
         record = next(begun, None)
         while record is not None:

@@ -41,7 +41,7 @@ class StoredRun:
 
     @property
     def steps(self) -> list[int]:
-        """Retained steps, oldest first."""
+        """Kept steps, oldest first."""
         return sorted({candidate.entry.step for candidate in self._candidates})
 
     @property
@@ -65,7 +65,7 @@ class StoredRun:
             found = self.tags.get(which)
         if found is None:
             raise StepUnavailable(
-                f"{'step' if which.isdecimal() else 'tag'} {which} of {self.path}: not retained",
+                f"{'step' if which.isdecimal() else 'tag'} {which} of {self.path}: not kept",
                 hint=f"{self._readable}; tags: {', '.join(self.tags) or 'none'}",
             )
         return found
@@ -89,7 +89,7 @@ class StoredRun:
                     if step is not None:
                         raise
         if step is not None:
-            raise StepUnavailable(f"step {step} of {self.path}: not retained", hint=self._readable)
+            raise StepUnavailable(f"step {step} of {self.path}: not kept", hint=self._readable)
         raise NothingToRecover(f"run {self.path}: no valid base")
 
     def tensors(self, step: int | None = None) -> dict[str, np.ndarray]:

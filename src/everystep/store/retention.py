@@ -1,6 +1,6 @@
 """What retention removes from a store: decided in `core/retention.py`, carried out here, file by file.
 
-The manifest forgets first (`TermWriter.retain`); then goes whatever nothing refers to any more.
+The manifest forgets first (`TermWriter.apply_retention`); then goes whatever nothing refers to any more.
 """
 
 from __future__ import annotations

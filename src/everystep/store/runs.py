@@ -291,8 +291,8 @@ def newest_manifest(run: Path) -> Manifest | None:
 
 
 def check_fence(run: Path, term: int) -> None:
-    """Raise if a newer term owns the run. The lineage rule ignores us then anyway; this says so. Raise also
-    if the term's folder is gone: writing on would make half a run where one was moved or deleted."""
+    """Raise if a newer term owns the run: the lineage ignores what we write from then on. Raise also if the
+    term's folder is gone: the run was moved or deleted, and writing would leave half a run in its place."""
     if not is_folder(layout.term_dir(run, term)):
         raise StoreError(
             f"write to {run}: the folder of term {term} is gone",

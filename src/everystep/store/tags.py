@@ -113,6 +113,6 @@ def _whole_base(run: Path, step: int) -> Candidate:
             return candidate
     kept = sorted({c.entry.step for c in candidates if not c.weights_only})
     raise StepUnavailable(
-        f"tag step {step} of {run}: no whole base of it is retained",
+        f"tag step {step} of {run}: no whole base of it is kept",
         hint=f"bases of steps {kept or 'none'} are",
     )

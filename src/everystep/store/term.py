@@ -128,7 +128,7 @@ class TermWriter:
                 continue
         return None
 
-    def retain(self) -> None:
+    def apply_retention(self) -> None:
         """Forget old bases in the manifest first, then remove the files nobody refers to.
 
         What a killed writer left half written goes too. Nothing is forgotten before the newest base has been

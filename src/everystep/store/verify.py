@@ -127,7 +127,8 @@ class _Checker:
         self._valid = [
             (candidate, base.census)
             for candidate, base in bases
-            if not bad & set(map(layout.name_of, base.files)) and self._says_right(candidate, base)
+            if not bad & set(map(layout.name_of, base.files))
+            and self._small_files_are_right(candidate, base)
         ]
 
     def report(self, lineage: Lineage, now: Lineage) -> Report:
@@ -167,7 +168,7 @@ class _Checker:
                 self._progress(done, total)
         return bad
 
-    def _says_right(self, candidate: Candidate, base: Base) -> bool:
+    def _small_files_are_right(self, candidate: Candidate, base: Base) -> bool:
         """What its small files say, as who loads it would read them."""
         try:
             check_small_files(base, self._read)

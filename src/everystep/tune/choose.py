@@ -166,7 +166,7 @@ def _reasons(
     else:
         said.append(
             f"a base every {plan.base_every} steps ({plan.base_every * step:.0f} s): its stall and "
-            f"{'redoing' if log else 'training again'} what lies behind it balance here"
+            f"{'replaying' if log else 'training again'} what lies behind it balance here"
         )
     if batch is not None:
         said.append(f"{plan.batch} steps a write of the log: as given")

@@ -17,12 +17,12 @@ class Measured:
     iteration_seconds: float = 0.0
     base_bytes: int = 0
     base_write_seconds: float = 0.0
-    base_share_felt: float = 1.0
+    base_slowdown: float = 1.0
     record_bytes: float = 0.0
     log_writes: int = 0
     log_write_seconds: float = 0.0  # of one
     log_write_bytes: float = 0.0
-    log_share_felt: float = 1.0
+    log_slowdown: float = 1.0
     replay_seconds_per_step: float = 0.0
     replay_threads: int = 1
     cores: int = 1
@@ -40,11 +40,11 @@ def machine_of(
     mtbf_seconds: float,
     restart_seconds: float,
 ) -> Machine:
-    """Recovery reads at the rate at which the disk writes; who cannot redo steps here trains them again."""
+    """Recovery reads as fast as the disk writes. A run that cannot replay trains its steps again."""
     rate = write_bytes_per_second
     if measured.log_writes >= _WRITES_ENOUGH:
         sync_seconds = measured.log_write_seconds - measured.log_write_bytes / rate
-    redo = measured.replay_seconds_per_step or measured.iteration_seconds
+    replay = measured.replay_seconds_per_step or measured.iteration_seconds
     return Machine(
         iteration_seconds=measured.iteration_seconds,
         base_bytes=measured.base_bytes,
@@ -52,12 +52,12 @@ def machine_of(
         log_sync_seconds=max(sync_seconds, _SYNC_SECONDS_MIN),
         log_bytes_per_step=measured.record_bytes,
         write_bytes_per_second=rate,
-        replay_seconds_per_step=redo + measured.record_bytes / rate,
+        replay_seconds_per_step=replay + measured.record_bytes / rate,
         base_load_seconds=measured.base_bytes / rate,
         mtbf_seconds=mtbf_seconds,
         restart_seconds=restart_seconds,
-        base_share_felt=measured.base_share_felt,
-        log_share_felt=measured.log_share_felt,
+        base_slowdown=measured.base_slowdown,
+        log_slowdown=measured.log_slowdown,
         replay_threads=measured.replay_threads,
         cores=measured.cores,
     )

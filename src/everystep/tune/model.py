@@ -4,8 +4,8 @@
           + (lost b T / 2  +  base load  +  replay (f / 2 + K) r  +  restart) / MTBF      when something fails
 
 f steps lie between bases, b steps go into one write of the log, T is a step's time, K the steps until a base
-is durable, r the time to redo a step. Without a log (b = 0) what lies behind the newest base is lost. Wear is
-what writing counts for beyond what training feels of it: where that is nothing, a disk would never rest.
+is durable, r the time to replay a step. Without a log (b = 0), the steps behind the newest base are lost.
+Wear is the least price of writing: without it, a disk that does not slow training down would never rest.
 """
 
 from __future__ import annotations
@@ -14,9 +14,7 @@ import math
 from dataclasses import dataclass
 
 _WEAR_SHARE = 0.01  # of the time in which something is written: it counts for that much at least
-_REPLAY_LOAD_MAX = (
-    0.8  # of a step's time that the replica may take to redo it and still keep in step
-)
+_REPLAY_LOAD_MAX = 0.8  # of a step's time that replay may take: a replica with more falls behind
 
 
 @dataclass(frozen=True)
@@ -33,8 +31,8 @@ class Machine:
     base_load_seconds: float
     mtbf_seconds: float
     restart_seconds: float = 60.0
-    base_share_felt: float = 1.0  # of the time in which a base is written, training loses so much
-    log_share_felt: float = 1.0
+    base_slowdown: float = 1.0  # time that training lost, per second of writing a base
+    log_slowdown: float = 1.0
     compression_ratio: float = 1.0  # stored bytes of a record over its dense bytes
     link_bytes_per_second: float = math.inf  # inf: bases come from the replica, not over the link
     replay_threads: int = 1  # that `replay_seconds_per_step` was measured with
@@ -51,30 +49,30 @@ class Machine:
 
     @property
     def base_stall_seconds(self) -> float:
-        return self.base_share_felt * self.base_write_seconds
+        return self.base_slowdown * self.base_write_seconds
 
     @property
     def write_stall_seconds(self) -> float:
         """Of one write of the log, whatever it holds."""
-        return self.log_share_felt * self.log_sync_seconds
+        return self.log_slowdown * self.log_sync_seconds
 
     @property
     def record_stall_seconds(self) -> float:
         """Of the bytes of one record, whatever write they are part of."""
-        return self.log_share_felt * self.record_bytes / self.write_bytes_per_second
+        return self.log_slowdown * self.record_bytes / self.write_bytes_per_second
 
     @property
     def base_wear_seconds(self) -> float:
-        return max(0.0, _WEAR_SHARE - self.base_share_felt) * self.base_write_seconds
+        return max(0.0, _WEAR_SHARE - self.base_slowdown) * self.base_write_seconds
 
     @property
     def write_wear_seconds(self) -> float:
-        return max(0.0, _WEAR_SHARE - self.log_share_felt) * self.log_sync_seconds
+        return max(0.0, _WEAR_SHARE - self.log_slowdown) * self.log_sync_seconds
 
     @property
     def record_wear_seconds(self) -> float:
         seconds = self.record_bytes / self.write_bytes_per_second
-        return max(0.0, _WEAR_SHARE - self.log_share_felt) * seconds
+        return max(0.0, _WEAR_SHARE - self.log_slowdown) * seconds
 
     @property
     def log_bytes_per_second(self) -> float:
@@ -118,15 +116,15 @@ def waste(machine: Machine, plan: Plan) -> Waste:
     if plan.batch:
         written = machine.write_stall_seconds / plan.batch + machine.record_stall_seconds
         wear = machine.write_wear_seconds / plan.batch + machine.record_wear_seconds
-        lost, redone = plan.batch / 2, behind
+        lost, replayed = plan.batch / 2, behind
     else:
-        written, wear, lost, redone = 0.0, 0.0, behind, 0.0
+        written, wear, lost, replayed = 0.0, 0.0, behind, 0.0
     return Waste(
         bases=machine.base_stall_seconds / (plan.base_every * step),
         log=written / step,
         lost=failures * lost * step,
         load=failures * machine.base_load_seconds,
-        replay=failures * redone * machine.replay_seconds_per_step,
+        replay=failures * replayed * machine.replay_seconds_per_step,
         restart=failures * machine.restart_seconds,
         wear=(machine.base_wear_seconds / plan.base_every + wear) / step,
     )

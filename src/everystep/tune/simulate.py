@@ -25,7 +25,7 @@ def simulate(
     training = _Training(machine, plans)
     clock = np.zeros(shape)
     done, base = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-    recovery: Seconds = np.zeros(shape)  # what has to be waited for before training goes on
+    recovery: Seconds = np.zeros(shape)  # from a failure until training goes on
     active = np.ones(shape, bool)
     hopeless = (1 + _HOPELESS) * steps * machine.iteration_seconds
     while active.any():
@@ -39,8 +39,8 @@ def simulate(
         fails = active & (left >= 0)
         newest_step, newest_base = training.durable(done, base, reached)
         done, base = np.where(fails, newest_step, done), np.where(fails, newest_base, base)
-        redone = (done - base) * machine.replay_seconds_per_step
-        recovery = machine.restart_seconds + machine.base_load_seconds + redone
+        replay = (done - base) * machine.replay_seconds_per_step
+        recovery = machine.restart_seconds + machine.base_load_seconds + replay
     return clock / (steps * machine.iteration_seconds) - 1
 
 
@@ -72,7 +72,7 @@ class _Training:
         return low
 
     def durable(self, begin: Steps, base: Steps, step: Steps) -> tuple[Steps, Steps]:
-        """The step that a failure leaves, and the base that it is redone from."""
+        """The step that a failure leaves, and the base that it is replayed from."""
         written = self._bases(begin, base, step - self._spread)
         newest = self._first_base(begin, base) + (written - 1) * self._every
         found = np.where(written > 0, newest, base)

@@ -157,7 +157,7 @@ def test_a_link_inside_a_run_is_not_followed(place: str, run: Path, tmp_path: Pa
         writer = TermWriter(run, Point(2, NEWEST), Rules(1))
         for step in (1, 2, 3):
             writer.commit(snapshot(step, 200))
-            writer.retain()
+            writer.apply_retention()
         set_tag(run, "mine", NEWEST)
     assert str(link) in str(refusal.value), "the link is named"
 
@@ -409,7 +409,7 @@ def test_names_that_are_no_numbers_are_not_ours(run: Path) -> None:
     says("prune", run, "--keep-last", "1", "--force")
     writer = TermWriter(run, Point(2, NEWEST), Rules(1))
     writer.commit(snapshot(NEWEST, 200))
-    writer.retain()
+    writer.apply_retention()
 
 
 def test_right_checksums_do_not_tell_who_wrote(run: Path) -> None:

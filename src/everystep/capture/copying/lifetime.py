@@ -1,9 +1,9 @@
-"""How long gradients are kept for their copies: as long as that costs neither time nor memory.
+"""How long gradients are kept alive until they are copied: as long as that costs neither time nor memory.
 
 A gradient's memory may be written again right after `step()` (`zero_grad(set_to_none=False)`, static
-buffers), or be given to the next forward's activations. The first shows in gradients that are the same
-objects step after step; then the compute stream waits for the copies right after the step. Otherwise
-gradients are kept, and freed part by part at release points (`release_points.py`).
+buffers), or be given to the next forward's activations. In the first case gradients are the same
+objects step after step, and the compute stream waits for the copies right after the step. Otherwise
+gradients are kept alive, and freed part by part at release points (`release_points.py`).
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class _Piece(NamedTuple):
     target: torch.Tensor
     source: torch.Tensor
     stays: bool  # the source does not change before the next step
-    copied: bool  # the source is nobody else's
+    copied: bool  # the source is our own copy
 
     def part(self, start: int, size: int) -> _Piece:
         end = start + size

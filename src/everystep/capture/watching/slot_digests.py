@@ -30,16 +30,16 @@ class Digests:
     def is_whole(self) -> bool:
         return self._marked is self._views
 
-    def mark(self, *, anew: bool) -> None:
-        """All is known as it is now. `anew`: they may be other tensors than before."""
-        if anew:
+    def mark(self, *, replaced: bool) -> None:
+        """All is known as it is now. `replaced`: they may be other tensors than before."""
+        if replaced:
             self._memory.turn()
             self._views = [(atom, self._memory.of(tensor)) for atom, tensor in self._find()]
         self._marked = self._part()
         self._digests = self._now()
 
     def edited(self) -> list[int]:
-        """Atoms whose bytes were written since the last mark; they are marked anew."""
+        """Atoms whose bytes were written since the last mark; they are marked again."""
         now = self._now()
         if now == self._digests:
             return []

@@ -29,8 +29,8 @@ class Suspicion:
         self._seals_left = max(0, self._seals_left - 1)
 
     def confirm(self, name: str, *, late: bool) -> None:
-        """An edit without a trace was found. `late`: not everything was looked at, so more may have been
-        missed."""
+        """An edit without a trace was found. `late`: only a part of the state was checked, so other edits may
+        have been missed."""
         if late and not self._is_known:
             log.warning(
                 "everystep: %s: edited in a way that leaves no trace (.data), while only a part of the %s "

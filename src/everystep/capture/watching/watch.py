@@ -71,15 +71,15 @@ class Watch:
         self._hints = {i: self._hint(i) for i in self._frozen}
         self._slots = [StateStamp(optimizer) for optimizer in self._live.optimizers]
         for digests in self._slot_bytes:
-            digests.mark(anew=True)
+            digests.mark(replaced=True)
 
     def after_step(self, index: int) -> None:
-        """What the optimizer just did to its own atoms is no edit."""
+        """Mark its atoms as they are now: what the optimizer itself just wrote is no edit."""
         optimizer, in_place = self._live.optimizers[index], self._in_place[index]
         same = in_place and self._slots[index].stepped(optimizer)
         if not same:
             self._slots[index] = StateStamp(optimizer)
-        self._slot_bytes[index].mark(anew=not same)
+        self._slot_bytes[index].mark(replaced=not same)
         if self._by_hints and in_place and self._moves_all[index]:
             self._seen.after_writes(self._live.tensors)
             return
@@ -147,7 +147,7 @@ class Watch:
     def differs(self) -> bool:
         """Whether any atom or slot differs from its mark; nothing is marked."""
         slots = zip(self._slots, self._live.optimizers, strict=True)
-        if not all(glance.still_holds(optimizer) for glance, optimizer in slots):
+        if not all(stamp.still_holds(optimizer) for stamp, optimizer in slots):
             return True
         if self._by_hints:
             return Hints(self._live.tensors) != self._seen
@@ -172,7 +172,7 @@ class Watch:
             lost |= there is None and was is not None
             if was != there and atom not in edited:
                 edited.append(atom)
-        self._slot_bytes[index].mark(anew=True)
+        self._slot_bytes[index].mark(replaced=True)
         return SlotChanges(edited, lost)
 
     def _same(self, atom: int, old: dict[int, Slots], new: dict[int, Slots]) -> bool:

@@ -67,7 +67,7 @@ class Rule:
     probes: ClassVar[tuple[tuple[str, str, dict[str, Any]], ...]]
 
     def slots_of(self, group: Group) -> tuple[str, ...]:
-        """Those that a step with these settings keeps."""
+        """The slots that a step with these settings keeps."""
         return self.slots
 
     def fill(self, row: Row, dialect: str, group: Group, time: int, powers: Powers) -> Flag:

@@ -60,7 +60,7 @@ def read_newest(bucket: Bucket) -> Commit | None:
             raise CorruptData(
                 f"{problem}, and no other commit can be read",
                 hint=f"put one back from a copy, or give another bucket; without {bucket.url}/{_FOLDER} "
-                "whoever attaches ships what the directory holds anew",
+                "whoever attaches ships all that the directory holds again",
             )
         if not numbers:
             return None

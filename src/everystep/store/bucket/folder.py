@@ -1,5 +1,5 @@
-"""A directory that serves as a bucket. Every object is synced before it gets its name, and its name before it
-is said to be there: a commit never outlives the loss of power that takes what it names.
+"""A directory that serves as a bucket. The bytes of an object are synced before it gets its name, and its
+name is synced before the call returns: after a loss of power, no commit names an object that is missing.
 
 Nothing below the directory is followed, and nothing but ordinary files is an object.
 """

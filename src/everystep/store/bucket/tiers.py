@@ -84,12 +84,12 @@ def sync_from_bucket(run: Path, url: str, *, heal: bool = True) -> bool:
         raise  # it is there, and may hold more than the directory
     except StoreError as error:
         if not local_tier(run, None).marks:
-            raise  # there may be something to resume: beginning anew would be wrong
+            raise  # there may be something to resume: beginning again would be wrong
         log.warning("bucket_unreachable run=%s: going on from the directory: %s", run, error)
         return False
     if commit is None or not _bucket_is_newer(run, bucket, commit):
         if commit is not None and heal:
-            _heal(run, bucket, commit)
+            _repair_from_bucket(run, bucket, commit)
         return False
     for _ in range(_TRIES):
         try:
@@ -180,7 +180,7 @@ def _fetch(run: Path, bucket: Bucket, commit: Commit, *, damaged: bool = False) 
     log.info("fetched run=%s from=%s bytes=%d", run, bucket.url, fetcher.bytes)
 
 
-def _heal(run: Path, bucket: Bucket, commit: Commit) -> None:
+def _repair_from_bucket(run: Path, bucket: Bucket, commit: Commit) -> None:
     """What counts here and is damaged may still be whole there; recovery says what is not."""
     try:
         ensure_run(run, commit.run)

@@ -23,7 +23,7 @@ TEMPORARY_PREFIX = ".everystep-tmp-"
 _DOCUMENT_BYTES_MAX = 256 << 20  # an index has a checksum for every MiB: this is one of terabytes
 _DEEPEST = 9  # folders in folders: nothing of ours lies as deep
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# not to block on a pipe; an ordinary file does not care
+# O_NONBLOCK: an open must not block on a pipe; for an ordinary file it changes nothing
 _FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _HINTS = {
     errno.EACCES: "whoever does this needs the right to read it: ls -l, chmod, or another user",

@@ -93,7 +93,7 @@ class StreamWriter:
     def stat(self) -> os.stat_result:
         return os.fstat(self._fd)
 
-    def spoil(self, at: int) -> None:
+    def invalidate(self, at: int) -> None:
         """Nothing that begins at this block can be read any more. It is not cut off: somebody may have it
         mapped."""
         self._thread.shutdown()
@@ -140,8 +140,8 @@ class StreamWriter:
 
 
 def _write_at(fd: int, data: memoryview, at: int, *, direct: bool) -> bool:
-    """All of it; returns whether it still goes past the page cache. `direct` is as it was when this was
-    asked for: another thread may be refused at the same time."""
+    """Write all of it; True: direct writes still work. `direct` is passed by value, because another thread
+    may find at the same time that they do not."""
     while len(data):
         try:
             count = os.pwrite(fd, data, at)
@@ -168,5 +168,5 @@ def _open_direct(path: RunPath) -> tuple[int, bool]:
     except OSError as error:
         if error.errno not in REFUSED:
             raise
-        remove_file(path)  # a refused open may leave an empty file behind
+        remove_file(path)  # a refused direct open may leave an empty file
         return create_file(path), False

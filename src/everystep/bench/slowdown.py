@@ -1,4 +1,4 @@
-"""What training lost to bases, judged by the steps around each of them: a machine's drift cancels out."""
+"""How much bases slow training down, judged by the steps around each of them: drift cancels out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import NamedTuple
 _NEIGHBOURS = 8  # quiet steps on each side
 
 
-class Felt(NamedTuple):
+class MeasuredSlowdown(NamedTuple):
     percent: float
     standard_error: float  # in points
 
@@ -37,8 +37,8 @@ def seconds_lost(
     return lost
 
 
-def felt(lost: Sequence[float], total_seconds: float) -> Felt:
+def measured_slowdown(lost: Sequence[float], total_seconds: float) -> MeasuredSlowdown:
     """Of all the time that training would have taken."""
     alone = total_seconds - sum(lost)
     spread = statistics.stdev(lost) * math.sqrt(len(lost)) if lost[1:] else math.inf
-    return Felt(100 * sum(lost) / alone, 100 * spread / alone)
+    return MeasuredSlowdown(100 * sum(lost) / alone, 100 * spread / alone)

@@ -11,7 +11,7 @@ from everystep.text import printable, switch
 log = logging.getLogger("everystep")
 
 
-def tell(line: str) -> None:
+def announce(line: str) -> None:
     """Log the line where logging shows it, else print it to stderr. EVERYSTEP_QUIET=1 prints nothing.
 
     A library must not configure logging, and what is no warning would not be seen without.

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everystep.bench.felt import felt, seconds_lost
+from everystep.bench.slowdown import measured_slowdown, seconds_lost
 
 
 @given(st.integers(1, 5), st.floats(0.5, 2.0), st.floats(-0.01, 0.01))
@@ -30,7 +30,7 @@ def test_bases_outside_of_the_window_and_windows_without_quiet_steps() -> None:
 
 
 def test_a_share_of_what_training_would_have_taken() -> None:
-    found = felt([1.0, 3.0], 104.0)
+    found = measured_slowdown([1.0, 3.0], 104.0)
     assert found.percent == pytest.approx(4.0)
     assert found.standard_error == pytest.approx(2.0)
-    assert felt([1.0], 101.0).standard_error == math.inf
+    assert measured_slowdown([1.0], 101.0).standard_error == math.inf

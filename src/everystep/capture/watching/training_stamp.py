@@ -14,7 +14,7 @@ from everystep.capture.watching.state_stamp import Hints, StateStamp
 _BYTES_PER_STEP = 4 << 20  # of weights, and of each optimizer's slots
 
 
-class GradientLooks:
+class GradientStamps:
     """Which gradients there are, and their versions. Objects are compared: ids are used again."""
 
     def __init__(self, live: LiveCensus) -> None:
@@ -54,7 +54,7 @@ def is_zero(gradient: torch.Tensor) -> bool:
     return not bool(flat.view(torch.uint8).any())
 
 
-class Looks:
+class TrainingStamp:
     """How tensors, slots and gradients look at a seal. Writes through `.data` show on the CPU only, in their
     bytes; elsewhere hints are all there is. Most steps that are not recorded never have to be, so that of
     what is large a part is looked at, in turn."""
@@ -77,8 +77,8 @@ class Looks:
         self._atoms = Hints(self.live.tensors)
         self._slots = [StateStamp(optimizer) for optimizer in self.live.optimizers]
         for digests in self._bytes:
-            digests.mark(anew=True)
-        self._gradients = GradientLooks(self.live)
+            digests.mark(replaced=True)
+        self._gradients = GradientStamps(self.live)
 
     def still_hold(self, consumed_by: set[int]) -> bool:
         live = self.live

@@ -1,5 +1,5 @@
-"""Looks at the run's directory, in a thread of its own: a file system that hangs must not hold up replay, and
-with it training. Everybody else goes by what was seen last."""
+"""Looks at the run's directory, in a thread of its own: a file system that hangs must not stop replay, and
+with it training. All others use the newest `state`."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from everystep.shadow.beside import begin, guarded
+from everystep.shadow.threads import guarded, start_thread
 
 _LOOK_SECONDS = 1.0
 _HANGS_SECONDS = 10.0
 
 
-class Seen(NamedTuple):
+class DirectoryState(NamedTuple):
     lost: str = ""  # what became of the directory, in words
     tagged: bool = True  # the bucket has every tag that is there
 
 
-class Lookout:
-    def __init__(self, look: Callable[[], Seen]) -> None:
+class DirectoryWatch:
+    def __init__(self, look: Callable[[], DirectoryState]) -> None:
         self._look = look
-        self.seen = Seen()
+        self.state = DirectoryState()
         self._asked = self._answered = 0
         self._wake = threading.Event()
         self._began_at: float | None = None
         self._thread: threading.Thread | None = None
 
     def keep_watch(self) -> None:
-        """Called now and then by the main thread: where no thread can be had, it is tried again."""
+        """Called now and then by the main thread: starts the thread, again if that failed or if it ended."""
         if self._thread is None or not self._thread.is_alive():
-            self._thread = begin("lookout", self._watch, self._failed)
+            self._thread = start_thread("directory-watch", self._watch, self._failed)
 
     def ask(self) -> int:
         """Have a look now; `has_answered` tells when it is done. Main thread only."""
@@ -63,9 +63,9 @@ class Lookout:
             self._wake.clear()
 
     def _look_once(self) -> None:
-        self.seen = self._look()
+        self.state = self._look()
 
     def _failed(self, error: Exception) -> None:
-        self.seen = Seen(
+        self.state = DirectoryState(
             f"run directory cannot be looked at ({type(error).__name__}: {error})", False
         )

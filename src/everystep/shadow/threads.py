@@ -1,5 +1,5 @@
-"""Work in threads beside the main one, and the boundary of each: whatever ends it is told, for it is tried
-again by whoever is told, and an error in a thread that nobody hears of ends all work of its kind."""
+"""Starts threads beside the main one, and is the boundary of each. `failed` hears of every error and can have
+the work retried: an error that nobody hears of would end all work of its kind."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ Work = Callable[[], None]
 Failed = Callable[[Exception], None]
 
 
-def begin(name: str, work: Work, failed: Failed) -> threading.Thread | None:
-    """Have it done in a thread. None: there is none to be had, which was told like any other failure."""
+def start_thread(name: str, work: Work, failed: Failed) -> threading.Thread | None:
+    """Do the work in a thread. None: no thread could start; `failed` heard of that as of any other error."""
     thread = threading.Thread(
         target=guarded, args=(work, failed), name=f"everystep-{name}", daemon=True
     )
@@ -26,7 +26,7 @@ def begin(name: str, work: Work, failed: Failed) -> threading.Thread | None:
 
 
 def guarded(work: Callable[[], T], failed: Callable[[Exception], T]) -> T:
-    """What the work returns, or, where it fails, who is told."""
+    """What the work returns, or what `failed` returns if it raises."""
     try:
         return work()
     except Exception as error:  # noqa: BLE001 — boundary: a failure becomes a visible state

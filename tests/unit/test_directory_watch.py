@@ -12,9 +12,9 @@ import pytest
 
 from everystep.core.trouble import Trouble
 from everystep.format.base import Point
-from everystep.shadow import lookout as lookouts
+from everystep.shadow import directory_watch
 from everystep.shadow.base_writer import PersistState
-from everystep.shadow.lookout import Lookout, Seen
+from everystep.shadow.directory_watch import DirectoryState, DirectoryWatch
 from everystep.shadow.presence import Presence
 from everystep.shadow.shipper import Shipper
 
@@ -27,48 +27,48 @@ def until(condition: Any) -> None:
 
 
 def test_an_answer_is_as_new_as_its_question(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lookouts, "_HANGS_SECONDS", 0.05)
+    monkeypatch.setattr(directory_watch, "_HANGS_SECONDS", 0.05)
     may, lost = threading.Event(), ["", "gone"]
     may.set()
 
-    def look() -> Seen:
+    def look() -> DirectoryState:
         said = lost[0]
         may.wait(30)
-        return Seen(said)
+        return DirectoryState(said)
 
-    watch = Lookout(look)
+    watch = DirectoryWatch(look)
     watch.keep_watch()
     first = watch.ask()
     until(lambda: watch.has_answered(first))
     may.clear()
     second = watch.ask()
     until(lambda: watch.problem)
-    assert not watch.has_answered(second) and watch.seen == Seen(), "nobody waits for it"
+    assert not watch.has_answered(second) and watch.state == DirectoryState(), "nobody waits for it"
     lost.pop(0)
     third = watch.ask()
     may.set()
     until(lambda: watch.has_answered(third))
-    assert watch.seen.lost == "gone" and not watch.problem
+    assert watch.state.lost == "gone" and not watch.problem
 
 
 def test_a_look_that_fails_is_told_and_the_next_one_heals() -> None:
     failing = [True]
 
-    def look() -> Seen:
+    def look() -> DirectoryState:
         if failing[0]:
             raise MemoryError
-        return Seen()
+        return DirectoryState()
 
-    watch = Lookout(look)
+    watch = DirectoryWatch(look)
     watch.look()
-    assert "MemoryError" in watch.seen.lost and not watch.seen.tagged
+    assert "MemoryError" in watch.state.lost and not watch.state.tagged
     failing[0] = False
     watch.look()
-    assert watch.seen == Seen()
+    assert watch.state == DirectoryState()
 
 
 def test_no_thread_to_be_had_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    watch = Lookout(Seen)
+    watch = DirectoryWatch(DirectoryState)
     with monkeypatch.context() as patched:
 
         def refuse(_: threading.Thread) -> None:
@@ -76,9 +76,9 @@ def test_no_thread_to_be_had_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> 
 
         patched.setattr(threading.Thread, "start", refuse)
         watch.keep_watch()
-    assert "can't start new thread" in watch.seen.lost
+    assert "can't start new thread" in watch.state.lost
     watch.keep_watch()
-    until(lambda: watch.seen == Seen())
+    until(lambda: watch.state == DirectoryState())
 
 
 @pytest.mark.parametrize(("lost", "fenced"), [("gone", False), ("", True), ("", False)])
@@ -87,7 +87,7 @@ def test_claims_are_taken_back(lost: str, fenced: bool) -> None:
         lost=lost, _base_writer=SimpleNamespace(trouble=Trouble(fenced=fenced))
     )
     told = {"durable_step": 7, "durable_age_seconds": 1.0, "based_step": 5, "term": 2}
-    honest = Presence.honest(it, told)
+    honest = Presence.without_lost_claims(it, told)
     void = bool(lost or fenced)
     assert honest["term"] == 2
     assert honest["durable_step"] == honest["based_step"] or not void

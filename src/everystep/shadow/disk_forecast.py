@@ -24,7 +24,7 @@ from everystep.store.runs import read_lineage
 log = logging.getLogger("everystep")
 
 
-def look_ahead(
+def forecast_disk(
     run: Path,
     census: Census,
     options: Options,
@@ -51,7 +51,7 @@ def look_ahead(
     )
 
 
-class Outlook:
+class DiskForecast:
     """Used by the thread that writes bases."""
 
     def __init__(self, run: Path, census: Census, options: Options) -> None:
@@ -65,7 +65,7 @@ class Outlook:
         steps = entry.step - step
         pace = (time.monotonic() - began) / steps if steps else None
         with contextlib.suppress(OSError, StoreError):
-            found = look_ahead(
+            found = forecast_disk(
                 self._run, self._census, self._options, base=entry.new_bytes, seconds_per_step=pace
             )
             if found.warning and not (self.latest or {}).get("warning"):

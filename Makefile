@@ -30,6 +30,7 @@ check: setup  ## style, types, import rules
 fix: setup
 	$(BIN)/ruff format src tests examples setup.py
 	$(BIN)/ruff check --fix src tests examples setup.py
+	$(BIN)/python -m tests.tidy.pictures
 
 bench: setup  ## the figures of the README, as JSON
 	$(BIN)/everystep demo --json

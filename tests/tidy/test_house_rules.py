@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import everystep
+from tidy import pictures
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
@@ -182,6 +183,11 @@ def test_source_files_named_in_documents_exist() -> None:
             if not any((place / name).is_file() for place in (ROOT, ROOT / "src" / "everystep")):
                 missing.append(f"{document.name}: {name}")
     assert not missing, missing
+
+
+def test_the_pictures_show_the_source() -> None:
+    drawn = pictures.DOCUMENT.read_text()
+    assert drawn == pictures.document(), "docs/STATES.md is out of date: make fix"
 
 
 NAMED_TEST = re.compile(r"`(tests/[\w/]+\.py)(?:::(\w+))?`")

@@ -7,6 +7,7 @@ import inspect
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -183,6 +184,18 @@ def test_source_files_named_in_documents_exist() -> None:
             if not any((place / name).is_file() for place in (ROOT, ROOT / "src" / "everystep")):
                 missing.append(f"{document.name}: {name}")
     assert not missing, missing
+
+
+def test_the_table_of_rooms_has_the_levels_of_the_contract() -> None:
+    """From the top to the ground; in which order those of one level stand is free."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    levels = [set(level.split(" | ")) for level in contracts["contracts"][0]["layers"]]
+    section = (ROOT / "ARCHITECTURE.md").read_text().partition("\n## Rooms\n")[2]
+    rows = re.findall(r"^\| (`.*?) \|", section.partition("\n## ")[0], re.MULTILINE)
+    rooms = [room for row in rows for room in re.findall(r"`(\w+)(?:/|\.py)`", row)]
+    told = [{rooms.pop(0) for _ in level if rooms} for level in levels]
+    assert told == levels
+    assert not rooms
 
 
 def test_the_pictures_show_the_source() -> None:

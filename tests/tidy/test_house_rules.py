@@ -9,10 +9,12 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 import everystep
+from everystep.core.events import Event
 from tidy import pictures
 
 ROOT = Path(__file__).parents[2]
@@ -196,6 +198,13 @@ def test_the_table_of_rooms_has_the_levels_of_the_contract() -> None:
     told = [{rooms.pop(0) for _ in level if rooms} for level in levels]
     assert told == levels
     assert not rooms
+
+
+def test_the_document_of_the_format_lists_every_event() -> None:
+    text = (ROOT / "docs" / "FORMAT.md").read_text().partition("\n## Events\n")[2]
+    told = dict(re.findall(r"^\| (\w+) \| (.+) \|$", text.partition("\n## ")[0], re.MULTILINE))
+    known = {e.__struct_config__.tag: ", ".join(e.__struct_fields__) for e in get_args(Event)}
+    assert {"event": "fields", **known} == told
 
 
 def test_the_pictures_show_the_source() -> None:

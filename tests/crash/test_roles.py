@@ -14,13 +14,14 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from waiting import wait_until
 
 import everystep
 from everystep.core.roles import TABLE, Role, RoleEvent
 from everystep.lane.control import AskLeave, AskRetire, AskStop, AskYield, Request, ask
 from everystep.lane.runtime import ShadowCard, read_card, runtime_dir
 
-from .processes import alive, shadows, wait_until
+from .processes import alive, shadows
 
 _LINE = re.compile(r" role from=(\w+) event=(\w+) to=(\w+)")
 Step = tuple[str, str, str]

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from waiting import wait_until
 
 from everystep.core.cadence import base_is_due
 from everystep.core.census import Atom, Census, Mode, OptimizerSpec
@@ -230,10 +231,7 @@ def test_a_wanted_copy_goes_with_the_replica_that_is_given_up(
 
     with monkeypatch.context() as patched:
         patched.setattr(term, "write_base", fails)
-        until = time.monotonic() + 10
-        while not base_scheduler.save_before_reset():
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        wait_until(base_scheduler.save_before_reset, "what is saved before a reset", 10)
         bench.base_writer.wait()  # a copy may still be on its way when the replica may change
     intake.forget()
     publish(writer, [EDIT], b"half of ", 0, 2)  # the new base begins to arrive
@@ -259,10 +257,7 @@ def test_what_could_not_be_written_is_kept_until_the_new_base_begins_to_come(
     intake.take(may_apply=True)
 
     def part() -> None:
-        until = time.monotonic() + 10
-        while not base_scheduler.save_before_reset():
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        wait_until(base_scheduler.save_before_reset, "what is saved before a reset", 10)
         intake.forget(keep=base_scheduler.has_news)
 
     with monkeypatch.context() as patched:

@@ -21,15 +21,17 @@ demo: setup  ## train a small GPT, kill it, compare every bit
 test: setup  ## everything that needs no GPU
 	$(BIN)/python -m pytest --numprocesses 4 --dist worksteal  # most of a test is waiting
 
-check: setup  ## style, types, import rules
+check: setup  ## style, types, rooms, and the rules of the house: sizes, vocabulary, pictures
 	$(BIN)/ruff format --check src tests examples setup.py
 	$(BIN)/ruff check src tests examples setup.py
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m pytest --quiet tests/tidy
 
 fix: setup
 	$(BIN)/ruff format src tests examples setup.py
 	$(BIN)/ruff check --fix src tests examples setup.py
+	$(BIN)/python -m tests.tidy.pictures
 
 bench: setup  ## the figures of the README, as JSON
 	$(BIN)/everystep demo --json

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping
+from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -16,8 +17,7 @@ from everystep.compression.compressor import described
 from everystep.console import announce
 from everystep.core.status import build_status, summary
 from everystep.device.pages import refusals as page_lock_refusals
-from everystep.ended import End
-from everystep.errors import EverystepError
+from everystep.errors import EverystepError, UsageError
 from everystep.forks import disarm_in_forks
 from everystep.lane.control import AskFlush, AskStatus
 from everystep.lane.lock import TrainerLock
@@ -31,6 +31,30 @@ from everystep.store.tags import check_tag_name, set_tag
 from everystep.turns import Turns, Unrecorded
 
 _GLANCE_SECONDS = 0.2
+
+
+class End(StrEnum):
+    """What has become of a Run."""
+
+    NONE = "none"
+    CLOSED = "closed"
+    BY_LATER = "ended by a later attach of this process"
+    FORKED = "left to the process that this one was forked from"
+
+    def check(self, run: Path) -> None:
+        """UsageError unless the run is open."""
+        if self is End.BY_LATER:
+            raise UsageError(
+                f"run {run}: it was closed by a later attach in this process",
+                hint="go on with the Run that attach returned last",
+            )
+        if self is End.FORKED:
+            raise UsageError(
+                f"run {run}: this process was forked from the trainer, which alone may go on with it",
+                hint="train in the process that attached, or leave the loop where you fork",
+            )
+        if self is End.CLOSED:
+            raise UsageError(f"run {run}: it is closed", hint="attach again")
 
 
 class Run:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,7 @@ from exact.compare import same
 from exact.harness import SEED, Job, _forks, look, resume, seed_all, unbroken
 from hostile.traces import shadows
 from torch import nn
+from waiting import status_when
 
 import everystep
 from everystep.store.bucket.tiers import local_dir
@@ -40,13 +40,6 @@ def build() -> Job:
     return Job(model, optimizer, turn)
 
 
-def until(true: Callable[[], bool], status: Callable[[], dict[str, Any]]) -> None:
-    deadline = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < deadline, status()
-        time.sleep(0.02)
-
-
 def host(url: str, home: str, die_at: int, batch: int, failed: str) -> None:
     """Train in a process of its own; once the bucket holds step `die_at`, the whole host goes."""
     os.environ["EVERYSTEP_RUNTIME_DIR"] = home
@@ -60,7 +53,7 @@ def host(url: str, home: str, die_at: int, batch: int, failed: str) -> None:
         ) as training:
             for step in training.steps(die_at + 1):
                 if step == die_at:
-                    until(lambda: training.status()["bucket"]["step"] == die_at, training.status)
+                    status_when(training, lambda told: told["bucket"]["step"] == die_at)
                     for pid in [*shadows(Path(home)), os.getpid()]:
                         os.kill(pid, signal.SIGKILL)
                 job.turn(step)
@@ -141,12 +134,12 @@ def test_the_bucket_misbehaves(proxy: Proxy, s3_url: str) -> None:
                 assert run.flush() == step, "the directory does not wait for the bucket"
                 assert everystep.open_run(run.path).steps[-1] == step
                 asked = proxy.requests
-                until(lambda n=asked: proxy.requests > n, run.status)  # type: ignore[misc]
-        until(lambda: "503" in run.status()["problem"], run.status)
+                status_when(run, lambda _, n=asked: proxy.requests > n)  # type: ignore[misc]
+        status_when(run, lambda told: "503" in told["problem"])
         assert run.status()["health"] == "degraded" and "bucket" in run.status()["problem"]
         assert run.status()["bucket"]["retries"] > 0
         proxy.heal()
-        until(lambda: _is_caught_up(run.status()), run.status)
+        status_when(run, _is_caught_up)
         assert run.status()["health"] == "ok"
     assert look(job) == end
     shutil.rmtree(run.path)
@@ -193,7 +186,7 @@ def test_a_trainer_elsewhere_fences_this_one(s3_url: str, tmp_path: Path) -> Non
         first.turn(step)
         here.seal()
     here.flush()
-    until(lambda: here.status()["bucket"]["step"] == 2, here.status)
+    status_when(here, lambda told: told["bucket"]["step"] == 2)
     with everystep.attach(
         second.model, second.optimizer, run=tmp_path / "b", every=1, bucket=s3_url
     ) as there:
@@ -203,7 +196,7 @@ def test_a_trainer_elsewhere_fences_this_one(s3_url: str, tmp_path: Path) -> Non
     first.turn(2)
     here.seal()
     here.flush()
-    until(lambda: here.status()["bucket"]["fenced"], here.status)
+    status_when(here, lambda told: told["bucket"]["fenced"])
     assert "another term owns it" in here.status()["problem"]
     with pytest.warns(UserWarning, match="owns it"):
         here.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -56,6 +57,11 @@ def test_every_help_is_an_imperative_sentence() -> None:
     complaints = {path: complaint(text) for path, text in texts.items()}
     assert len(complaints) > 100, "the walk over the commands has missed most of them"
     assert {path: found for path, found in complaints.items() if found} == {}
+
+
+def test_the_document_lists_every_command() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "COMMANDS.md").read_text()
+    assert [path for path, _ in commands() if path not in text] == []
 
 
 def test_numbers_have_a_unit_and_a_default() -> None:

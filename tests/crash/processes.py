@@ -1,20 +1,9 @@
-"""What is left of everystep on this machine: shadows, sockets, shared memory; and bounded waits."""
+"""What is left of everystep on this machine: shadows, sockets, shared memory."""
 
 from __future__ import annotations
 
 import contextlib
-import time
-from collections.abc import Callable
 from pathlib import Path
-
-WAIT_SECONDS = 60.0
-
-
-def wait_until(done: Callable[[], object], what: str, seconds: float = WAIT_SECONDS) -> None:
-    deadline = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < deadline, f"waited {seconds:g} s for {what}"
-        time.sleep(0.01)
 
 
 def shadows(runtime: Path) -> list[int]:

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
 import everystep
 from everystep.lane.runtime import runtime_dir
@@ -23,7 +24,7 @@ from everystep.recover.point import RestorePoint
 
 from .jobs import Job, read_journal
 from .nursery import Nursery
-from .processes import shadows, wait_until
+from .processes import shadows
 from .test_trainer_kills import assert_same, check_losses
 
 SEED = int(os.environ.get("EVERYSTEP_SEED", random.SystemRandom().randrange(1 << 30)))

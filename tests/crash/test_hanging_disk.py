@@ -6,11 +6,11 @@ import time
 from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
 import everystep
 
 from .jobs import Job
-from .processes import wait_until
 
 HANGING = """
 import os, time

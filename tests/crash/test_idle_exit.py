@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
 import everystep
 
 from .jobs import Job, read_journal
 from .nursery import Nursery
-from .processes import alive, holders_of, inodes_of, shadows, sockets, wait_until
+from .processes import alive, holders_of, inodes_of, shadows, sockets
 
 
 @pytest.fixture(scope="module")

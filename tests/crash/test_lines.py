@@ -10,13 +10,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
 import everystep
 from everystep.store.layout import term_numbers
 from everystep.store.runs import read_lineage, read_manifest
 
 from .jobs import Job
-from .processes import shadows, wait_until
+from .processes import shadows
 
 # a shadow cannot make the folder of a term as long as a file says so
 _REFUSES = """

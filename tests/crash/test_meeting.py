@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 import pytest
 from typer.testing import CliRunner
+from waiting import wait_until
 
 import everystep
 from everystep.cli.app import app
@@ -31,7 +32,7 @@ from everystep.store.runs import Known, claim_term, create_run, write_manifest
 
 from .jobs import Job, read_journal
 from .nursery import Nursery
-from .processes import alive, shadows, wait_until
+from .processes import alive, shadows
 
 STEPS = 12
 _trainers: list[int] = []

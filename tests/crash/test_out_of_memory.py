@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from waiting import wait_until
 
 import everystep
 from everystep.lane.cgroup import _folders
@@ -20,7 +21,7 @@ from everystep.lane.runtime import read_card, runtime_dir
 from everystep.process.oom_score import oom_score_adj
 from everystep.recover.find import find_newest
 
-from .processes import shadows, wait_until
+from .processes import shadows
 
 STEPS = 3
 # The frozen weights lie in a file, and their pages are given back after the last step: so the shadow is the

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import wait_until
 
 import everystep
 
 from .jobs import Job, read_journal
-from .processes import wait_until
 
 UNSHARE = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
 TRAINER = """

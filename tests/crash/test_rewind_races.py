@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
 import everystep
 from everystep import resuming
@@ -16,7 +17,6 @@ from everystep.errors import UsageError
 from everystep.recover.loader import Loader
 
 from .jobs import Job
-from .processes import wait_until
 
 
 def _turns(job: Job, run: everystep.Run, count: int) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from waiting import wait_until
 
 import everystep
 from everystep.connection import Connection
@@ -22,7 +23,7 @@ from everystep.lane.control import AskLeave, AskRetire, AskStop, AskYield, Reque
 from everystep.lane.runtime import ShadowCard, read_card, runtime_dir
 from everystep.recorder import Recorder
 
-from .processes import alive, shadows, wait_until
+from .processes import alive, shadows
 
 _LINE = re.compile(r" role from=(\w+) event=(\w+) to=(\w+)")
 Step = tuple[str, str, str]

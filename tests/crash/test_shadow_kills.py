@@ -15,13 +15,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
 import everystep
 from everystep.errors import EverystepError
 
 from .jobs import Job, read_journal, train
 from .nursery import Nursery
-from .processes import shadows, wait_until
+from .processes import shadows
 
 KILLS = int(os.environ.get("EVERYSTEP_SHADOW_KILLS", "4"))
 SEED = int(os.environ.get("EVERYSTEP_SEED", random.SystemRandom().randrange(1 << 30)))

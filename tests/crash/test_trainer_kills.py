@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import wait_until
 
 from .instants import IN_ATTACH, IN_LOOP, PLACES
 from .jobs import OPTIMIZERS, read_journal
@@ -69,20 +70,19 @@ def live_and_die(nursery: Nursery, plan: str, chance: random.Random, order: dict
 
 
 def _wait_for_steps(journal: Path, lines: int) -> None:
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not any(e["kind"] == "step" for e in read_journal(journal)[lines:]):
-        assert time.monotonic() < deadline, "the trainer made no step"
-        time.sleep(0.005)
+    def stepped() -> bool:
+        return any(e["kind"] == "step" for e in read_journal(journal)[lines:])
+
+    wait_until(stepped, "a step of the trainer", WAIT_SECONDS, pause=0.005)
 
 
 def _wait_for_base(run: Path, journal: Path, lines: int) -> None:
     """Until a folder of a base appears that was not there: its files are being written now."""
     _wait_for_steps(journal, lines)
     known = set(run.glob("terms/*/bases/*"))
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not set(run.glob("terms/*/bases/*")) - known:
-        assert time.monotonic() < deadline, "no base is being written"
-        time.sleep(0.0005)
+    wait_until(
+        lambda: set(run.glob("terms/*/bases/*")) - known, "a base", WAIT_SECONDS, pause=0.0005
+    )
 
 
 def check_losses(journal: Path) -> tuple[int, int]:

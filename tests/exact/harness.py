@@ -9,7 +9,6 @@ import multiprocessing
 import os
 import random
 import signal
-import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from waiting import wait_until
 
 import everystep
 from everystep.lane.runtime import read_card, runtime_dir
@@ -151,10 +151,9 @@ def kill_shadow(run: Path) -> None:
         return
     with contextlib.suppress(ProcessLookupError):
         os.kill(card.pid, signal.SIGKILL)
-    deadline = time.monotonic() + 10
-    while read_card(runtime_dir(str(run))) is not None:
-        assert time.monotonic() < deadline, f"shadow {card.pid} does not die"
-        time.sleep(0.01)
+    wait_until(
+        lambda: read_card(runtime_dir(str(run))) is None, f"the end of shadow {card.pid}", 10
+    )
 
 
 def resume(build: Build, run: Path, total: int, *, seed: int, **options: Any) -> Outcome:

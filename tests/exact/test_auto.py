@@ -7,12 +7,12 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from waiting import status_when
 
 import everystep
 from everystep.errors import OptionsError
@@ -47,7 +47,7 @@ def host(run: Path, home: str) -> None:
         ) as training:
             for step in training.steps(DIE_AT + 1):
                 if step == DIE_AT:
-                    status = _until(training, lambda s: s["durable_step"] == DIE_AT)
+                    status = status_when(training, lambda s: s["durable_step"] == DIE_AT)
                     Path(f"{run}.status").write_text(json.dumps(status, default=str))
                     card = read_card(runtime_dir(str(run)))
                     assert card is not None
@@ -56,20 +56,12 @@ def host(run: Path, home: str) -> None:
                 job.turn(step)
                 time.sleep(0.01)
                 if step == DIE_AT // 3:
-                    _until(training, lambda s: s["replayed_step"] == DIE_AT // 3)
+                    status_when(training, lambda s: s["replayed_step"] == DIE_AT // 3)
                 if step == DIE_AT * 2 // 3:
-                    _until(training, lambda s: s["tuner"]["plan"] is not None)
+                    status_when(training, lambda s: s["tuner"]["plan"] is not None)
     except BaseException:
         Path(f"{run}.error").write_text(traceback.format_exc())
         raise
-
-
-def _until(training: everystep.Run, reached: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    deadline = time.monotonic() + 60
-    while not reached(status := training.status()):
-        assert time.monotonic() < deadline, status
-        time.sleep(0.02)
-    return status
 
 
 def test_the_plan_is_followed_shown_and_exact(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ import ondisk
 import pytest
 import torch
 from torch import nn
+from waiting import status_when
 
 import everystep
 from everystep.errors import StepUnavailable
@@ -135,10 +136,11 @@ def idle() -> Job:
 def kept_up(training: everystep.Run, step: int) -> None:
     """A step takes as long as writing that one before it: what is lost is then what was not asked for yet.
     Before the first base is written, there is nothing to go on from."""
-    deadline = time.monotonic() + 60
-    while (done := training.status()["durable_step"]) is None or done < step:
-        assert time.monotonic() < deadline, training.status()
-        time.sleep(0.002)
+
+    def is_durable(told: dict[str, Any]) -> bool:
+        return told["durable_step"] is not None and told["durable_step"] >= step
+
+    status_when(training, is_durable, pause=0.002)
 
 
 def host(
@@ -165,10 +167,7 @@ def host(
             for step in training.steps(die_at + 1):
                 # the base that an attach begins with comes first, any other one some steps before the end
                 if step in (start, die_at - 4, die_at) and not pause:
-                    deadline = time.monotonic() + 30
-                    while training.status()["durable_step"] != step:
-                        assert time.monotonic() < deadline, training.status()
-                        time.sleep(0.02)
+                    status_when(training, lambda told, at=step: told["durable_step"] == at)
                 if step == die_at:
                     card = read_card(runtime_dir(str(run)))
                     assert card is not None

@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import os
 import random
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from waiting import status_when
 
 import everystep
 from everystep.capture.census import LiveCensus
@@ -96,14 +95,6 @@ def swap(a: int, b: int, size: int) -> Callable[[bytearray], None]:
     return rot
 
 
-def until(run: Any, reached: Any) -> dict[str, Any]:
-    deadline = time.monotonic() + 20
-    while not reached(status := run.status()):
-        assert time.monotonic() < deadline, status
-        time.sleep(0.02)
-    return status
-
-
 ROT: dict[str, Callable[[torch.Tensor, random.Random], Callable[[bytearray], None]]] = {
     "a flipped bit": lambda tensor, chance: flip(chance.randrange(8 * tensor.nbytes)),
     "swapped halves": lambda tensor, _: swap(0, *[tensor.nbytes // 16 * 8] * 2),
@@ -131,7 +122,7 @@ def test_a_replica_that_rots(what: str, rot: str, tmp_path: Path) -> None:
     ) as run:
         for step in run.steps(40):
             if step == 20:
-                status = until(run, lambda s: s["replayed_step"] == 20)
+                status = status_when(run, lambda s: s["replayed_step"] == 20)
                 assert status["repairs"] == 0 and status["fingerprints_checked"] >= 3
                 weight = dict(model.named_parameters())[
                     "first.weight" if what == "momentum" else what
@@ -141,9 +132,9 @@ def test_a_replica_that_rots(what: str, rot: str, tmp_path: Path) -> None:
                 )
                 rot_in_replica(status["pid"], tensor, ROT[rot](tensor, chance))
             if step == 20 + 2 * EVERY:  # a shadow that lags would ask for it too late for this run
-                until(run, lambda s: s["repairs"])
+                status_when(run, lambda s: s["repairs"])
             turn(model, optimizer)
-        status = until(run, lambda s: s["replayed_step"] == 40)
+        status = status_when(run, lambda s: s["replayed_step"] == 40)
         assert status["repairs"] == 1, "not found, or found again after the repair"
         assert status["repaired"] == ["first.weight" if what == "momentum" else what]
         assert status["exactness"] == "exact" and status["rebases"] == 1
@@ -167,7 +158,7 @@ def test_nothing_is_written_that_is_known_to_be_wrong(ending: str, tmp_path: Pat
     ) as run:
         for step in run.steps(10):
             if step == 9:
-                status = until(run, lambda s: s["replayed_step"] == 9)
+                status = status_when(run, lambda s: s["replayed_step"] == 9)
                 rot_in_replica(status["pid"], model.first.weight, flip(12_345))
             turn(model, optimizer)
         if ending == "flush":
@@ -202,7 +193,7 @@ def test_an_edit_that_nobody_announced(
                 slot = optimizer.state[target]["momentum_buffer"]
                 (target if where == "weight" else slot).data[2, 7] += 0.5
             turn(model, optimizer)
-        status = until(run, lambda s: s["repairs"] and s["replayed_step"] is not None)
+        status = status_when(run, lambda s: s["repairs"] and s["replayed_step"] is not None)
         assert status["repaired"] == ["last.weight"] and status["edits"] == 0
         run.flush()
     other, its = build()
@@ -224,7 +215,7 @@ def test_a_repair_does_not_take_in_half_of_the_next_step(tmp_path: Path) -> None
     ) as run:
         for step in run.steps(11):
             if step == 9:
-                status = until(run, lambda s: s["replayed_step"] == 9)
+                status = status_when(run, lambda s: s["replayed_step"] == 9)
                 rot_in_replica(status["pid"], model.first.weight, flip(12_345))
             turn(model, optimizer)
             if step == 10:
@@ -249,10 +240,10 @@ def test_a_repair_after_the_model_has_grown(tmp_path: Path) -> None:
     ) as run:
         for step in run.steps(10):
             if step == 9:
-                status = until(run, lambda s: s["replayed_step"] == 9)
+                status = status_when(run, lambda s: s["replayed_step"] == 9)
                 rot_in_replica(status["pid"], model.first.weight, flip(12_345))
             turn(model, optimizer)
-        until(run, lambda s: s["repairs"])
+        status_when(run, lambda s: s["repairs"])
         optimizer.add_param_group({"params": list(model.frozen.parameters())})
         run.flush(30)
     other, _ = build()

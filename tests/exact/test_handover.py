@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import wait_until
 
 import everystep
 from everystep import connection
@@ -105,11 +106,13 @@ def test_the_shadow_before_leaves_newer_steps_to_its_successor(tmp_path: Path) -
 
 
 def _wait_until_it_could_answer(folder: Path) -> None:
-    card, deadline = read_card(folder), time.monotonic() + 60
+    card = read_card(folder)
     assert card is not None
-    while not ask(card.control, AskStatus(), timeout_seconds=10).status["warm"]:
-        assert time.monotonic() < deadline, "the first shadow does not load torch"
-        time.sleep(0.05)
+    wait_until(
+        lambda: ask(card.control, AskStatus(), timeout_seconds=10).status["warm"],
+        "the first shadow to load torch",
+        pause=0.05,
+    )
 
 
 def _stopped_shadows() -> list[int]:

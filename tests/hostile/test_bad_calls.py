@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from waiting import wait_until
 
 import everystep
 from everystep.errors import LaneError, NothingToRecover, RunBusy, RunHasSteps, UsageError
@@ -104,10 +105,7 @@ def lose_meeting_place(folder: Path, run: Path, net: nn.Module, trainer: int) ->
     with pytest.raises(RunBusy, match=f"pid {trainer}"):
         everystep.attach(net, adam(net), run=run)
     shutil.rmtree(folder)
-    deadline = time.monotonic() + 60
-    while (card := read_card(folder)) is None:
-        assert time.monotonic() < deadline, "nobody can find the shadow any more"
-        time.sleep(0.02)
+    card = wait_until(lambda: read_card(folder), "a shadow that can be found")
     with pytest.raises(RunBusy, match=f"pid {trainer}"):
         everystep.attach(net, adam(net), run=run)
     for request in (AskStatus(), AskStatus(exact=True)):

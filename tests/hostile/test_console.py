@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
 import everystep
 from everystep.console import announce
@@ -76,8 +77,11 @@ def check_repr(run: everystep.Run, runtime: Path) -> None:
         time.sleep(0.05)
     (pid,) = shadows(runtime)
     os.kill(pid, signal.SIGSTOP)
-    while any(stat.read_text().rpartition(")")[2].split()[0] != "T" for stat in threads_of(pid)):
-        assert time.monotonic() < deadline, "the shadow does not stop"
+
+    def stopped() -> bool:
+        return all(s.read_text().rpartition(")")[2].split()[0] == "T" for s in threads_of(pid))
+
+    wait_until(stopped, "a shadow that stands still")
     began = time.monotonic()
     told = repr(run)
     waited = time.monotonic() - began

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from waiting import status_when
 
 import everystep
 from everystep.capture.outbox import DropIfRingFull, RingFull
@@ -41,11 +42,7 @@ def test_no_frame_of_the_step_outlives_it(tmp_path: Path) -> None:
         run.resume()
         turn()
         run.seal()
-        deadline = time.monotonic() + 60
-        while not run.status()["warm"]:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        pid = run.status()["pid"]
+        pid = status_when(run, lambda told: told["warm"])["pid"]
         os.kill(pid, signal.SIGSTOP)
         gc.disable()
         try:

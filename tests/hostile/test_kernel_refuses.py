@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from waiting import wait_until
 
 import everystep
 from everystep.cli.doctor import examine
@@ -37,13 +38,6 @@ def refuse(*_):
     raise OSError(errno.ENOSYS, "Function not implemented")
 os.pidfd_open = refuse
 """
-
-
-def wait_until(done: Callable[[], bool], what: str, seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < deadline, f"waited {seconds:g} s for {what}"
-        time.sleep(0.02)
 
 
 def in_a_child(work: Callable[[], object]) -> str:

@@ -7,11 +7,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
+from waiting import wait_until
 
 import everystep
 from everystep import connection
@@ -45,13 +45,6 @@ sys.stdout.buffer.write(b"".join(bits(net).values()))
 sys.stdout.flush()
 os._exit(9)
 """
-
-
-def wait_until(done: Callable[[], bool], what: str, seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < deadline, f"waited {seconds:g} s for {what}"
-        time.sleep(0.02)
 
 
 def first_life(run: Path, folder: Path, protocol: int) -> bytes:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from waiting import status_when
 
 import everystep
 from everystep import connection, sealed, waiting
@@ -142,10 +143,7 @@ def test_a_shadow_that_starts_over(
     training = Training(tmp_path / "run")
     for _ in range(3):
         training.step()
-    deadline = time.monotonic() + _DEADLINE_SECONDS
-    while "starts over" not in training.run.status()["problem"]:
-        assert time.monotonic() < deadline, training.run.status()
-        time.sleep(0.02)
+    status_when(training.run, lambda told: "starts over" in told["problem"], _DEADLINE_SECONDS)
     time.sleep(0.5)  # it has asked for a new base: the very next record brings it
     told = training.until_told(caplog, "starts over from a new base")
     assert "ZeroDivisionError: planted" in told and str(tmp_path / "run") in told

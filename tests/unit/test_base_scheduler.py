@@ -12,15 +12,17 @@ from typing import Any
 
 import msgspec
 import pytest
+from rings import publish
+from waiting import wait_until
 
 from everystep.core.cadence import base_is_due
 from everystep.core.census import Atom, Census, Mode, OptimizerSpec
-from everystep.core.events import Call, Edit, Event, Fingerprints, Rebase, Seal
-from everystep.core.geometry import SLOT_HEADER_BYTES, Geometry
+from everystep.core.events import Call, Edit, Fingerprints, Rebase, Seal
+from everystep.core.geometry import Geometry
 from everystep.core.retention import Rules
 from everystep.errors import StoreError
 from everystep.format.base import Point, SessionValues
-from everystep.format.slot import FLAG_GAP, FLAG_SEALED, pack_events
+from everystep.format.slot import FLAG_GAP, FLAG_SEALED
 from everystep.lane.arena import SharedMemory
 from everystep.lane.memory import address_of
 from everystep.lane.ring import RingReader, RingWriter
@@ -52,23 +54,6 @@ class Copies:
         return [[0] for _ in calls]
 
     def slots_changed(self, atom: int) -> None: ...
-
-
-def publish(writer: RingWriter, events: list[Event], payload: bytes, flags: int, step: int) -> None:
-    ticket = writer.take()
-    assert ticket is not None
-    start = writer.slot_at(ticket) + SLOT_HEADER_BYTES
-    writer.memory.view[start : start + len(payload)] = payload
-    document, checksum = pack_events(events)
-    writer.publish(
-        ticket,
-        flags=flags,
-        step=step,
-        payload_bytes=len(payload),
-        document=document,
-        checksum=checksum,
-    )
-    writer.commit_device(ticket)
 
 
 class Bench:
@@ -230,10 +215,7 @@ def test_a_wanted_copy_goes_with_the_replica_that_is_given_up(
 
     with monkeypatch.context() as patched:
         patched.setattr(term, "write_base", fails)
-        until = time.monotonic() + 10
-        while not base_scheduler.save_before_reset():
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        wait_until(base_scheduler.save_before_reset, "what is saved before a reset", 10)
         bench.base_writer.wait()  # a copy may still be on its way when the replica may change
     intake.forget()
     publish(writer, [EDIT], b"half of ", 0, 2)  # the new base begins to arrive
@@ -259,10 +241,7 @@ def test_what_could_not_be_written_is_kept_until_the_new_base_begins_to_come(
     intake.take(may_apply=True)
 
     def part() -> None:
-        until = time.monotonic() + 10
-        while not base_scheduler.save_before_reset():
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        wait_until(base_scheduler.save_before_reset, "what is saved before a reset", 10)
         intake.forget(keep=base_scheduler.has_news)
 
     with monkeypatch.context() as patched:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from waiting import wait_until
 
 from everystep.core.trouble import Trouble
 from everystep.format.base import Point
@@ -17,13 +17,6 @@ from everystep.shadow.base_writer import PersistState
 from everystep.shadow.directory_watch import DirectoryState, DirectoryWatch
 from everystep.shadow.presence import Presence
 from everystep.shadow.shipper import Shipper
-
-
-def until(condition: Any) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 def test_an_answer_is_as_new_as_its_question(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,15 +32,15 @@ def test_an_answer_is_as_new_as_its_question(monkeypatch: pytest.MonkeyPatch) ->
     watch = DirectoryWatch(look)
     watch.keep_watch()
     first = watch.ask()
-    until(lambda: watch.has_answered(first))
+    wait_until(lambda: watch.has_answered(first), "the watch", 10, 0.001)
     may.clear()
     second = watch.ask()
-    until(lambda: watch.problem)
+    wait_until(lambda: watch.problem, "the watch", 10, 0.001)
     assert not watch.has_answered(second) and watch.state == DirectoryState(), "nobody waits for it"
     lost.pop(0)
     third = watch.ask()
     may.set()
-    until(lambda: watch.has_answered(third))
+    wait_until(lambda: watch.has_answered(third), "the watch", 10, 0.001)
     assert watch.state.lost == "gone" and not watch.problem
 
 
@@ -78,7 +71,7 @@ def test_no_thread_to_be_had_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> 
         watch.keep_watch()
     assert "can't start new thread" in watch.state.lost
     watch.keep_watch()
-    until(lambda: watch.state == DirectoryState())
+    wait_until(lambda: watch.state == DirectoryState(), "the watch", 10, 0.001)
 
 
 @pytest.mark.parametrize(("lost", "fenced"), [("gone", False), ("", True), ("", False)])

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from rings import publish
 
 from everystep.core.census import Atom, Census, Mode, OptimizerSpec
 from everystep.core.events import Call, Edit, Event, Fingerprints, Rebase, Seal, SlotValues
-from everystep.core.geometry import SLOT_HEADER_BYTES, Geometry
+from everystep.core.geometry import Geometry
 from everystep.format import values
 from everystep.format.base import SessionValues
-from everystep.format.slot import FLAG_GAP, FLAG_SEALED, pack_events
+from everystep.format.slot import FLAG_GAP, FLAG_SEALED
 from everystep.lane.arena import SharedMemory
 from everystep.lane.ring import RingReader, RingWriter
 from everystep.shadow import replica_state
@@ -34,20 +35,7 @@ class Bench:
     def publish(
         self, events: list[Event], payload: bytes = b"", flags: int = 0, step: int = 0
     ) -> None:
-        ticket = self.writer.take()
-        assert ticket is not None
-        start = self.writer.slot_at(ticket) + SLOT_HEADER_BYTES
-        self.writer.memory.view[start : start + len(payload)] = payload
-        document, checksum = pack_events(events)
-        self.writer.publish(
-            ticket,
-            flags=flags,
-            step=step,
-            payload_bytes=len(payload),
-            document=document,
-            checksum=checksum,
-        )
-        self.writer.commit_device(ticket)
+        publish(self.writer, events, payload, flags, step)
 
     def seal(self, step: int, after: int, *events: Event, payload: bytes = b"") -> None:
         seal = Seal(step, after, b"rng", b"", (), 0)

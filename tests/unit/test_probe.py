@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from waiting import wait_until
 
 from everystep.core.limits import Limits
 from everystep.errors import NotEnoughDisk
@@ -91,10 +92,7 @@ def test_a_measurement_that_fails_is_tried_again(
     it._base_writer = SimpleNamespace(meter=Meter())  # type: ignore[assignment]
     it._probe, it._disk, it._next_fit = None, None, 0.0
     it._begin_probe()
-    deadline = time.monotonic() + 10
-    while it._probe is not None and it._probe.is_alive():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: it._probe is None or not it._probe.is_alive(), "the probe", 10)
     assert it._next_fit > time.monotonic() and "cannot be measured" in it._why
     it._begin_probe()
     assert done.wait(10)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+import msgspec
+
 from everystep.option_values import AUTO, duration_seconds
 from everystep.options import Options
 
@@ -29,6 +31,20 @@ def base_is_due(
     if isinstance(options.durable_every, int):
         return step - durable_step >= options.durable_every
     return seconds_since_base >= duration_seconds("durable_every", options.durable_every)
+
+
+def until_tuned(options: Options) -> Options:
+    """What holds as long as there is no plan."""
+    every = Options().durable_every if options.durable_every == AUTO else options.durable_every
+    return msgspec.structs.replace(options, durable_every=every)
+
+
+def seconds_between_bases(options: Options, seconds_per_step: float | None) -> float | None:
+    """None: steps are counted, and how long one takes is not known."""
+    every = until_tuned(options).durable_every
+    if isinstance(every, int):
+        return every * seconds_per_step if seconds_per_step else None
+    return duration_seconds("durable_every", every)
 
 
 def recorded_every(every: int | str) -> int | str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
+from everystep.core.cadence import seconds_between_bases
 from everystep.core.census import Census, Mode, gradient_layout
 from everystep.core.retention import Rules
 from everystep.core.sizes import size
 from everystep.errors import NotEnoughDisk
-from everystep.option_values import AUTO, best_of, duration_seconds
+from everystep.option_values import best_of
 from everystep.options import Options
 
 _DAY_SECONDS = 86400.0
@@ -69,7 +70,7 @@ def forecast(
 ) -> Forecast:
     """`present_bytes` is what the run holds already. `seconds_per_step` is not known when training begins:
     what hangs on it is left open then."""
-    interval = _seconds_between_bases(options, seconds_per_step)
+    interval = seconds_between_bases(options, seconds_per_step)
     logged = record_bytes if options.durable_log else 0
     if interval is None or (logged and not seconds_per_step):
         return Forecast(free_bytes, base_bytes, None, None, None)
@@ -88,14 +89,6 @@ def forecast(
         days = (room - kept) / growth / _DAY_SECONDS
     warning = _warning(room, kept, days)
     return Forecast(free_bytes, base_bytes, rate * _DAY_SECONDS, kept, days, warning)
-
-
-def _seconds_between_bases(options: Options, seconds_per_step: float | None) -> float | None:
-    if options.durable_every == AUTO:
-        return duration_seconds("durable_every", str(Options().durable_every))
-    if isinstance(options.durable_every, str):
-        return duration_seconds("durable_every", options.durable_every)
-    return options.durable_every * seconds_per_step if seconds_per_step else None
 
 
 def _bases_kept(rules: Rules) -> int:

@@ -12,9 +12,7 @@ from everystep.errors import EverystepError
 
 
 class Role(StrEnum):
-    FOLLOWING = (
-        "following"  # it takes records in; another shadow, or nobody yet, speaks for the run
-    )
+    FOLLOWING = "following"  # it takes records in; another shadow, or nobody, speaks for the run
     SPEAKING = "speaking"  # its card is the run's, and its trainer lives
     ORPHANED = "orphaned"  # its card is the run's, and its trainer is gone: last words, then idle
     YIELDED = "yielded"  # its memory was handed over: it changes no byte of it any more

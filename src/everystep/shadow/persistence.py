@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from everystep.core.cadence import until_tuned
 from everystep.core.events import Event, Seal
 from everystep.core.limits import limits_of
 from everystep.core.retention import rules_of
@@ -17,7 +18,7 @@ from everystep.shadow.intake import Intake
 from everystep.shadow.logkeeper import LogKeeper
 from everystep.shadow.report import describe_store
 from everystep.shadow.shipper import Shipper
-from everystep.shadow.tuning import Tuner, first_batch, until_tuned
+from everystep.shadow.tuning import Tuner, first_batch
 from everystep.store.disk.meter import Meter
 
 _LAST_SECONDS = 5.0

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from everystep.core.cadence import seconds_between_bases
 from everystep.core.events import Event, Seal
 from everystep.core.failures import Mtbf, mean_time_between_failures
 from everystep.option_values import AUTO, duration_seconds
@@ -40,13 +41,6 @@ _REFIT_SECONDS = 10.0
 _RETRY_SECONDS = 60.0
 _REPLAYED_MIN = 16
 _RESTART_SECONDS = 60.0
-_UNTIL_TUNED = Options().durable_every
-
-
-def until_tuned(options: Options) -> Options:
-    """What holds as long as there is no plan."""
-    every = _UNTIL_TUNED if options.durable_every == AUTO else options.durable_every
-    return msgspec.structs.replace(options, durable_every=every)
 
 
 def first_batch(options: Options) -> int:
@@ -150,13 +144,10 @@ class Tuner:
             self._log.write_in_batches(plan.batch, 2 * plan.batch * iteration_seconds)
 
     def _fixed_interval(self, machine: Machine) -> int | None:
-        given = self._options.durable_every
-        if given == AUTO:
+        if self._options.durable_every == AUTO:
             return None
-        if isinstance(given, int):
-            return given
-        seconds = duration_seconds("durable_every", given)
-        return max(1, round(seconds / machine.iteration_seconds))
+        seconds = seconds_between_bases(self._options, machine.iteration_seconds)
+        return None if seconds is None else max(1, round(seconds / machine.iteration_seconds))
 
     def _fixed_batch(self) -> int | None:
         given = self._options.durable_log

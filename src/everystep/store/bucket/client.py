@@ -19,6 +19,7 @@ from everystep.text import redacted
 if TYPE_CHECKING:
     from everystep.store.bucket.cloud import CloudBucket
 
+Errors = tuple[type[Exception], ...]
 SCHEMES = ("s3", "gs", "az", "file")
 PART_BYTES = 8 << 20
 _FORMS = (
@@ -100,34 +101,17 @@ class Bucket:
     @contextmanager
     def _told(self, operation: str, path: str) -> Iterator[None]:
         """Whatever else is raised becomes an error of ours that names the object and the remedy."""
-        failures, denied = _errors_of(self._store)
-        foreseen: tuple[type[Exception], ...] = (
-            *failures,
-            OSError,
-            ValueError,
-            NotImplementedError,
-        )
+        foreseen: Errors = (*self._store.failures, OSError, ValueError, NotImplementedError)
         try:
             yield
         except EverystepError:
             raise
         except foreseen as error:
             hint = "see that the bucket exists and can be reached from here"
-            if isinstance(error, (*denied, PermissionError)):
+            if isinstance(error, (*self._store.denied, PermissionError)):
                 hint = "check the credentials in the environment, and what they allow"
             said = str(error).partition("\n\nDebug source")[0].strip()
             raise StoreError(f"{operation} {self.url}/{path}: {said}", hint=hint) from error
-
-
-def _errors_of(
-    store: CloudBucket | FolderBucket,
-) -> tuple[tuple[type[Exception], ...], tuple[type[Exception], ...]]:
-    """What its library raises, and what of that is about credentials."""
-    if isinstance(store, FolderBucket):
-        return (), ()
-    from everystep.store.bucket.cloud import DENIED, FAILURES
-
-    return FAILURES, DENIED
 
 
 def _open(url: str) -> CloudBucket | FolderBucket:
@@ -140,9 +124,9 @@ def _open(url: str) -> CloudBucket | FolderBucket:
     if parts.scheme == "file":
         return FolderBucket(Path(unquote(parts.path)))
     try:
-        from everystep.store.bucket.cloud import FAILURES, CloudBucket
+        from everystep.store.bucket.cloud import CloudBucket
 
-        foreseen: tuple[type[Exception], ...] = (*FAILURES, OSError, ValueError)
+        foreseen: Errors = (*CloudBucket.failures, OSError, ValueError)
     except ImportError as error:
         raise UsageError(
             f"run {url}: obstore is not installed", hint="pip install 'everystep[bucket]'"

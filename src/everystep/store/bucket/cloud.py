@@ -18,8 +18,6 @@ from obstore.store import from_url
 
 from everystep.errors import CorruptData
 
-FAILURES: tuple[type[Exception], ...] = (BaseError,)
-DENIED: tuple[type[Exception], ...] = (PermissionDeniedError, UnauthenticatedError)
 _CHUNK_BYTES = 8 << 20  # S3 wants at least 5 MiB
 _PARALLEL = 4
 _DELETED_AT_ONCE = 500
@@ -32,6 +30,9 @@ _CONNECT_SECONDS = 5.0
 
 class CloudBucket:
     """May be used by several threads."""
+
+    failures: tuple[type[Exception], ...] = (BaseError,)  # what its library raises
+    denied: tuple[type[Exception], ...] = (PermissionDeniedError, UnauthenticatedError)
 
     def __init__(self, url: str) -> None:
         self._store: Any = from_url(url, **_bounds())

@@ -36,6 +36,9 @@ from everystep.store.disk.stream import StreamWriter
 class FolderBucket:
     """Only who writes makes the directory. May be used by several threads."""
 
+    failures: tuple[type[Exception], ...] = ()  # beside those of the system
+    denied: tuple[type[Exception], ...] = (PermissionError,)
+
     def __init__(self, folder: Path) -> None:
         self._root = RunPath(folder)
 

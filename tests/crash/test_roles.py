@@ -91,7 +91,7 @@ def close(path: Path) -> None:
 
 
 def idle(path: Path) -> None:
-    with training(path, idle_exit="1s") as scene:
+    with training(path, tuning=everystep.Tuning(idle_exit="1s")) as scene:
         pid = scene.card.pid
     scene.gone(pid)
 

@@ -12,12 +12,20 @@ from everystep.core.retention import Rules
 from everystep.store import layout
 from everystep.store.disk import commit
 from everystep.store.disk.files import RunPath
+from everystep.store.retention import remove_base
 from everystep.store.runs import read_lineage
 from everystep.store.term import TermWriter
 from everystep.store.verify import verify_run
 
 from .test_retention import snapshot
 from .test_zombies import log_of, newest_point, record
+
+
+def test_folders_of_a_write_that_failed_before_its_first_file_go(tmp_path: Path) -> None:
+    folder = Path(layout.part_dir(tmp_path, 1, 5, 0))
+    folder.mkdir(parents=True)
+    remove_base(tmp_path, 1, 5)
+    assert not folder.parent.parent.exists()
 
 
 def test_a_sync_that_fails_behind_the_rename_loses_no_base(

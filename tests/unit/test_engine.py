@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from everystep.core.events import (
 )
 from everystep.errors import CorruptData
 from everystep.replay.engine import Engine, Sent, plain_run, seal_of
+from everystep.shadow.replica_state import ReplicaState
 
 MOVED = {0, 1}
 
@@ -87,6 +89,30 @@ def test_nothing_of_a_record_is_remembered_in_the_next() -> None:
     records = [edit(0), edit(0, "/m"), seal(1), Rebase((0,), (2,)), edit(1, GRADIENT), seal(2)]
     Engine(target).apply([(records, "")])
     assert target.told[1:] == [(1, {0}), {0: Sent()}, [(1, GRADIENT, "")], (2, set())]
+
+
+class Failing(Notes):
+    """A target that has no memory once."""
+
+    def replay_calls(self, calls: Sequence[tuple[Call, str]], base: Any = None) -> list[list[int]]:
+        if "begin" not in self.told:
+            raise MemoryError
+        return super().replay_calls(calls, base)
+
+
+def test_nothing_of_a_record_that_failed_is_remembered_in_the_next() -> None:
+    """Its fingerprints lie in a slot of the ring that another record has taken since."""
+    state = ReplicaState.__new__(ReplicaState)
+    state.replica = SimpleNamespace(complete=False)  # type: ignore[assignment]
+    state.session = SimpleNamespace(step=0)  # type: ignore[assignment]
+    state.tail = SimpleNamespace(split=lambda record: (record, []), atoms=())  # type: ignore[assignment]
+    target = Failing()
+    state._engine = Engine(target)  # type: ignore[arg-type]
+    with pytest.raises(MemoryError):
+        state.replay([([edit(7, "/m"), PRINTS, call(0), seal(1)], memoryview(b""))])
+    target.told.append("begin")
+    state.replay([([call(1), seal(2)], memoryview(b""))])
+    assert target.told[-1] == (2, {1}), "no other atom, and nothing is compared"
 
 
 def test_fingerprints_are_of_the_state_at_the_seal() -> None:

@@ -69,6 +69,14 @@ def test_steps_that_the_trainer_dropped_end_the_log_until_the_next_base(tmp_path
     assert not bench.log_keeper.broken
 
 
+def test_a_batch_that_is_written_takes_no_memory(tmp_path: Path) -> None:
+    """What is kept beside the bound would double it."""
+    bench = Bench(tmp_path)
+    bench.log(1, 0)
+    bench.check(1)
+    assert not bench.log_keeper._batch and not bench.log_keeper._held_bytes
+
+
 def test_the_state_that_recording_begins_with_is_written_as_a_base_only(tmp_path: Path) -> None:
     """It comes in parts; the last of them comes with the first record that could be replayed."""
     bench = Bench(tmp_path)

@@ -69,7 +69,7 @@ class Engine(Generic[P]):
 
     def __init__(self, target: Target[P]) -> None:
         self._target = target
-        self._begin_record()
+        self.begin_record()
 
     def apply(self, entries: Iterable[Entry[P]]) -> None:
         """Entries of whole records, or of the tail of a log."""
@@ -96,7 +96,8 @@ class Engine(Generic[P]):
             self._changed.update(atoms)
             self.apply([(_without_calls(events), payload) for events, payload in record])
 
-    def _begin_record(self) -> None:
+    def begin_record(self) -> None:
+        """Nothing of a record that failed in its midst belongs to the next one."""
         self._sent: dict[int, Sent] = {}
         self._changed: set[int] = set()
         self._prints: list[tuple[Fingerprints, P]] = []
@@ -116,7 +117,7 @@ class Engine(Generic[P]):
             self._prints.append((event, payload))  # of the state at the seal
         elif isinstance(event, Seal):
             prints, changed = self._prints, self._changed
-            self._begin_record()
+            self.begin_record()
             target.seal(event, changed)
             for row in prints:
                 target.compare(*row)

@@ -48,7 +48,7 @@ class LogKeeper(Worker):
         self._bytes_max = min(
             _WAITING_BYTES_MAX, read_facts().memory_available_bytes // _MEMORY_SHARE
         )
-        self._batch: list[LoggedRecord] = []  # that is written, or was written last
+        self._batch: list[LoggedRecord] = []  # that is being written
         self.nowhere = ""  # why there is no place to write to, if there is none
         self._since = 0.0
         self._writer: LogWriter | None = None
@@ -111,7 +111,7 @@ class LogKeeper(Worker):
 
     @property
     def _held_bytes(self) -> int:
-        return self._bytes + (_bytes_of(self._batch) if self.busy else 0)
+        return self._bytes + _bytes_of(self._batch)
 
     @property
     def _room(self) -> int:
@@ -182,7 +182,7 @@ class LogKeeper(Worker):
             self._meter.expect_base(base_bytes())
             self._batch, self._waiting, self._bytes = self._waiting, [], 0
             self.spans.begin()
-            self.begin(lambda: self._write(run_id, term), then=self.spans.end)
+            self.begin(lambda: self._write(run_id, term), then=self._end_batch)
 
     def _close_gap(self, base: int) -> None:
         """A base lies behind the gap, or in it: records before it continue nothing, and may be too many for
@@ -192,7 +192,13 @@ class LogKeeper(Worker):
             self._gap_until = self._gap_until if base < self._gap_until else None
         self._waiting = [record for record in self._waiting if record.step > base]
         self._bytes = _bytes_of(self._waiting)
-        self.trouble = self.trouble.retry_now()
+        if not self.busy:  # else the thread may be telling how it ended, fenced perhaps
+            self.trouble = self.trouble.retry_now()
+
+    def _end_batch(self) -> None:
+        """However it ended: its bytes are needed no more."""
+        self._batch = []
+        self.spans.end()
 
     def before_it_is_told(self, error: Exception) -> None:
         """The batch is lost, and what comes is behind a gap."""

@@ -84,6 +84,7 @@ class ReplicaState:
 
     def replay(self, record: Record[memoryview]) -> None:
         self._check_order([record])
+        self._engine.begin_record()
         own, logged = self.tail.split(record)
         self._engine.apply(own)
         if self.tail.atoms:
@@ -93,6 +94,7 @@ class ReplicaState:
     def replay_together(self, records: Sequence[Record[memoryview]], base: BaseCopy | None) -> None:
         """Several plain records in one pass over the state."""
         self._check_order(records)
+        self._engine.begin_record()
         self._engine.apply_together(records, base)
 
     def forget_requests(self) -> None:

@@ -26,6 +26,7 @@ class Succession:
         self._presence, self._faults = presence, faults
         self.role = Role.FOLLOWING
         self.ended_by: RoleEvent | None = None  # why it is leaving
+        self.ended_well = False  # the trainer goes on with another shadow, or has closed the run
         self.terminated = False  # it was asked to write what it holds, and to go
         self.trainer = ProcessWatch(config.trainer_pid, config.trainer_start)
         self._gone_at: float | None = None  # since when there is no trainer
@@ -45,6 +46,7 @@ class Succession:
         log.info("role from=%s event=%s to=%s%s", self.role, event, role, f" {why}" if why else "")
         if role is Role.LEAVING:
             self.ended_by = event
+            self.ended_well = self.trainer_lives and event in (RoleEvent.RETIRED, RoleEvent.CLOSED)
         self.role = role
 
     # ------------------------------------------------------------------ what is known
@@ -81,11 +83,6 @@ class Succession:
     def is_retired(self) -> bool:
         """The card, and what is still to be sent, are another shadow's business."""
         return self.ended_by is RoleEvent.RETIRED
-
-    @property
-    def ended_well(self) -> bool:
-        """The trainer goes on with another shadow, or has closed the run."""
-        return self.trainer_lives and self.ended_by in (RoleEvent.RETIRED, RoleEvent.CLOSED)
 
     # ------------------------------------------------------------------ what happens
 

@@ -166,10 +166,11 @@ def remove_base(run: Path, term: int, step: int) -> None:
     """What a write that failed has left; nothing is said of what cannot be removed."""
     folder = layout.base_dir(run, term, step)
     with contextlib.suppress(OSError, StoreError):
-        files = layout.own_files(folder)
-        for path in files:
+        for path in layout.own_files(folder):
             remove_file(path)
-        _remove_folders(files)
+        for part in layout.part_dirs(folder):  # also where not one file was written
+            remove_folder(part)
+        remove_folder(folder / layout.PARTS)
     remove_folder(folder)
 
 

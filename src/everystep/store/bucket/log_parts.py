@@ -96,6 +96,8 @@ def _place_of(segment: str) -> SegmentPlace | None:
     term, rank = layout.term_of(segment), layout.rank_number(folder.rpartition("/")[2])
     if term is None or rank is None or not layout.is_segment(name):
         return None
+    if rank:  # nobody reads the log of another rank yet: none may count
+        return None
     path = layout.log_dir(Path(), term, rank) / name
     place = SegmentPlace(term, rank, layout.segment_number(path), layout.segment_after(path))
     return place if path.inside == segment else None

@@ -53,7 +53,6 @@ class Recorder:
         self._holder = holder
         self._options = options
         self._rest = RestBetweenBases(options.every)
-        self._loop_has_begun = False
         self._past = NO_FIGURES
         disarm_in_forks(self)
 
@@ -72,10 +71,6 @@ class Recorder:
         self.subject.turn.begin(sealed)
         self.link.starter.make_room(len(sealed.state))  # what was loaded may be more than at first
         self._connect(start.versions, predecessor, found)
-        self._loop_has_begun = False
-        self._open(
-            is_awaited=True
-        )  # no rest before the loop begins: what it begins with is recorded
 
     def _connect(
         self, versions: Sequence[int], predecessor: ShadowCard | None, found: RestorePoint | None
@@ -105,32 +100,30 @@ class Recorder:
 
     # ------------------------------------------------------------------ every step
 
-    def _open(self, *, is_awaited: bool = False) -> None:
-        """The state before the first step counts, as it was loaded: a loop of the user's own may change it
-        before it says that it begins, or never say so."""
-        if self.tap is not None:
-            self.boundary.guard(self.tap.open)(is_awaited=is_awaited)
+    @property
+    def is_opened(self) -> bool:
+        """Whether there is a seal that training can be taken back to."""
+        return self.tap is None or self.tap.opened
 
-    def begin_loop(self) -> None:
-        """What was changed since training was brought here counts as well, and what was drawn: who resumes
-        draws it again."""
-        if not self._loop_has_begun and not self._is_as_sealed():
+    def open(self) -> None:
+        """The state before the first step counts too, as it is when the loop begins: what was drawn before
+        it is drawn again by who resumes."""
+        if not self.is_opened:
             self._seal_now()
             self._change_if_outgrown()
-        self._loop_has_begun = True
+
+    def open_as_loaded(self) -> None:
+        """The same, with the random states that were found."""
+        if self.tap is not None:
+            self.boundary.guard(self.tap.open)()
 
     def nothing_happened(self) -> bool:
-        """Whether a loop seals a second time for nothing."""
-        return self._loop_has_begun and self._is_as_sealed()
-
-    def _is_as_sealed(self) -> bool:
         """Whether a seal now would say exactly what the last one said."""
         tap = self.tap
-        return tap is not None and tap.phase.records and tap.seals.nothing_happened()
+        return tap is not None and tap.opened and tap.phase.records and tap.seals.nothing_happened()
 
     def seal(self) -> None:
         was_idle, rested = self._is_idle, self._rests
-        self._loop_has_begun = True
         self._seal_next()
         self._look_after()
         tap = self.tap
@@ -222,7 +215,7 @@ class Recorder:
         self.drop()
         live = self.subject.census()
         self._connect([self.step] * len(live.tensors), predecessor, None)
-        self._open()
+        self.open_as_loaded()
 
     def look_after_shadow(self) -> None:
         """Is it alive, is a new one ready?"""
@@ -251,7 +244,7 @@ class Recorder:
             return
         tap = self._use(started.connection, [self.step] * len(live.tensors))
         tap.record.bases.add(fresh=True)
-        self._open()
+        self.open_as_loaded()
         if self.tap is not None:  # unless the first seal failed again
             pid = started.connection.shadow.pid
             log.warning("reconnected run=%s step=%d shadow=%d", self.path, self.step, pid)

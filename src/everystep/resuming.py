@@ -49,6 +49,7 @@ class Resumption:
         self.resumed_from = ""
         self.attach_seconds: dict[str, float] = {}
         self.must_resume = False  # steps were resumed, and no loop has called resume() yet
+        self._overridden = False
         self._rng: bytes | None = None  # random states that are to be restored when the loop begins
 
     def restore_rng(self) -> None:
@@ -124,6 +125,8 @@ class Resumption:
                 predecessor=card,
                 opening_rng=found.session.rng,
             )
+            if self._overridden:  # a crash before the first step must not bring the old values back
+                recorder.open_as_loaded()
         finally:
             found.close()
         for problem in found.problems:
@@ -164,6 +167,7 @@ class Resumption:
         versions = self._timed("load", Loader(found, live, self.path).load)
         self._user_state.restore(found.session.state)
         keep_values(live.keyed, compared.kept)
+        self._overridden = bool(compared.kept)
         found.problems.extend([compared.told] if compared.told else [])
         self._user_state.metric = found.session.metric
         self._rng = found.session.rng

@@ -83,6 +83,8 @@ class Sealed:
         """Return when everything sealed so far is in the ring: what is left of a base goes now."""
         recorder = self.recorder
         if recorder.tap is not None:
+            with recorder.boundary.or_replace():
+                recorder.tap.open()
             self._send_base(operation)
             if recorder.tap is not None:
                 recorder.tap.record.land()

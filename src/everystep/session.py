@@ -124,7 +124,7 @@ class Run:
 
     def flush(self, timeout_seconds: float = DURABLE_SECONDS) -> int:
         """Return once the newest sealed step is durable in the store."""
-        self._check_open()
+        self._turns.go_on()
         if self._recorder is not None:
             answer = self._sealed.make_durable(AskFlush(self.step), "flush", timeout_seconds)
             if answer.error:

@@ -55,16 +55,18 @@ class Turns:
             self._take_back()
         self.turn = Turn.SEALED
         self._resumption.must_resume = False
-        self._begin()
+        self.go_on()
 
-    def _begin(self) -> None:
+    def go_on(self) -> None:
         """From the state that was sealed last."""
+        self._check_open()
         self._resumption.restore_rng()
-        self._recorder.begin_loop()
+        self._recorder.open()
 
     def _take_back(self) -> None:
-        self.turn = Turn.BROKEN  # until all of it is loaded
-        self._resumption.take_back()
+        if self._recorder.is_opened:
+            self.turn = Turn.BROKEN  # until all of it is loaded
+            self._resumption.take_back()
 
     def rewind(self, step: int) -> list[str]:
         """To a kept step; returns what was wrong with what lies behind it."""
@@ -73,7 +75,7 @@ class Turns:
         turn, self.turn = self.turn, Turn.BROKEN  # until all of it is loaded
         self._resumption.rewind(found, live)
         self.turn = Turn.SEALED if turn is Turn.BROKEN else turn
-        self._begin()
+        self.go_on()
         self._is_void = True
         return found.problems
 
@@ -165,6 +167,9 @@ class Unrecorded:
         self._check_open()
         _refuse_open_turn(self)
         self.step += 1
+
+    def go_on(self) -> None:
+        self._check_open()
 
     def rewind(self, _: int) -> list[str]:
         self._check_open()

@@ -162,15 +162,8 @@ def test_close_behind_a_seal_that_was_interrupted(
 def test_an_opening_seal_that_was_interrupted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def drawing() -> Job:
-        """What it draws before its loop, as who makes an iterator does, is to be sealed when that begins."""
-        job = counting()
-        job.begin = lambda: torch.randn(1) and None
-        return job
-
-    end, losses, _ = unbroken(drawing, TOTAL)
+    end, losses, _ = unbroken(counting, TOTAL)
     job, run = started(tmp_path / "run")
-    torch.randn(1)
     before_the_slot_is_published(job, monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         run.resume()

@@ -235,25 +235,6 @@ def test_a_group_may_be_added_while_a_dead_shadow_is_replaced(tmp_path: Path) ->
     same(end, outcome.end, "end")
 
 
-def test_a_bare_loop_begins_with_what_attach_loaded(tmp_path: Path) -> None:
-    """It never says that it begins. What its first turn changes before the step is no part of the start."""
-
-    def normed() -> Job:
-        job = simple()
-        job.model.insert(0, nn.BatchNorm1d(5))
-        return job
-
-    job, attached = started(tmp_path / "run", normed)
-    begun = look(job, whole=False)
-    with pytest.raises(ZeroDivisionError), attached:
-        job.model[1].weight.data.mul_(0.5)
-        job.turn(0)
-        raise ZeroDivisionError
-    again, attached = started(tmp_path / "run", normed)
-    same(begun, look(again, whole=False), "state")
-    attached.close()
-
-
 def remembering(raises: list[int]) -> Job:
     """Its user state outgrows what a new script has, soon and by far; it may raise in the midst of a turn."""
     job = simple()

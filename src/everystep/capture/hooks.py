@@ -7,7 +7,7 @@ instead: re-base is the one repair for everything.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -22,17 +22,21 @@ from everystep.capture.rng import capture_rng
 from everystep.capture.turn import OpenTurn
 from everystep.closures import closure_in, with_work_after
 from everystep.core.census import Mode, OptimizerSpec
+from everystep.core.phases import Phase
 
 _LOOK_OUTSIDE = (3, 30)  # seals without a release point: the model may have been compiled since
 
 
 class StepHooks:
-    """Owned by the training thread."""
+    """Owned by the training thread. `open_first` seals the state before the first step."""
 
-    def __init__(self, record: OpenRecord, turn: OpenTurn, guard: Guard) -> None:
+    def __init__(
+        self, record: OpenRecord, turn: OpenTurn, guard: Guard, open_first: Callable[[], None]
+    ) -> None:
         self._record = record
         self._turn = turn
         self._guard = guard
+        self._open_first = open_first
         self._optimizers = record.live.optimizers
         self._index_of = {id(optimizer): i for i, optimizer in enumerate(self._optimizers)}
         self._pre_handles: list[Any] = []
@@ -93,6 +97,11 @@ class StepHooks:
         if record.live.groups_have_grown():  # shapes: gradients show them, and the seal looks
             self._send_as_state(index)
             return None
+        if record.phase is Phase.OPENING:  # a loop that is not ours: this state counts too
+            self._open_first()
+            record.land()
+            if not self._is_logged(index):
+                return None
         if not self._is_last(index):
             self._send_as_state(index)
             return None
@@ -114,6 +123,8 @@ class StepHooks:
 
     def _log_call(self, index: int) -> None:
         record = self._record
+        if not record.phase.records:  # no more since the step began: a closure takes its time
+            return
         record.outbox.patient = record.bases.needs_patience
         with record.or_drop():
             record.calls.log(index)

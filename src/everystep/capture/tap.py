@@ -49,7 +49,7 @@ class Tap:
             may_wait=may_wait,
             budget_percent=budget_percent,
         )
-        self.hooks = StepHooks(self.record, subject.turn, guard)
+        self.hooks = StepHooks(self.record, subject.turn, guard, self.open)
         self.seals = SealSender(self.record, subject, fingerprint_every)
         self._ring = ring
         self._rest = rest
@@ -66,8 +66,9 @@ class Tap:
         self.record.close()
 
     def outgrow(self) -> None:
-        """The record is too large for this ring, and is not sent."""
-        self.record.move(Cause.OUTGROW)
+        """The record is too large for this ring, and is not sent. A closure may find that twice."""
+        if self.phase is not Phase.OUTGROWN:
+            self.record.move(Cause.OUTGROW)
 
     # ------------------------------------------------------------------ seals
 
@@ -75,10 +76,10 @@ class Tap:
     def opened(self) -> bool:
         return self._first is None
 
-    def open(self, *, is_awaited: bool = False) -> None:
+    def open(self) -> None:
         """Seal the state before the first step."""
         if self._first is not None:
-            self.seal(self.step, self._first, is_awaited=is_awaited)
+            self.seal(self.step, self._first)
 
     def has_sealed(self, step: int) -> bool:
         """Whether a seal that was interrupted is in the ring all the same."""
@@ -134,8 +135,9 @@ class Tap:
             record.send_base()
             if record.phase.records:
                 self.seals.send(step, values, after=self.step, again=again)
-                record.move(Cause.SEAL if record.bases.atoms_left else Cause.COMPLETE)
-        if not record.phase.records:
+        if record.phase.records:
+            record.move(Cause.SEAL if record.bases.atoms_left else Cause.COMPLETE)
+        else:  # the ring was full, or state was torn while the seal was filled
             self.dropped += 1
             self._ring.say_dropped(step)
         self.step = step

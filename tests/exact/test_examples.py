@@ -65,6 +65,8 @@ def strike(run: everystep.Run, step: int, delay: float, number: int) -> None:
 
 def play(program: Path, folder: Path, variables: dict[str, str], *blow: Any) -> None:
     """In a process of its own: run a program in its folder, and write down how everything ended."""
+    # a shell that starts tests in the background lets them ignore it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.chdir(folder)
     os.environ.update(variables)
     for stream in (1, 2):
@@ -145,7 +147,7 @@ def test_a_notebook_is_interrupted_and_its_kernel_killed(tmp_path: Path) -> None
     unbroken, interrupted, killed = (tmp_path / n for n in ("unbroken", "interrupted", "killed"))
     assert run_in(unbroken, name) == 0, said(unbroken)
     assert run_in(interrupted, name, *blow(total, signal.SIGINT)) == 0, said(interrupted)
-    assert "interrupted\n" in said(interrupted)
+    assert "interrupted\n" in said(interrupted), said(interrupted)
     kill_and_start_again(name, killed, total)
     for folder in (interrupted, killed):
         check_end(folder, unbroken)
